@@ -1,0 +1,335 @@
+"""The codebook G₁ of RecJPQ: which M sub-item ids each item consists of.
+
+RecJPQ (Petrov and Macdonald, WSDM 2024) takes the codes from a truncated SVD of the user–item
+matrix: one component per split, cut into quantile bins, so that items liked by the same users share
+sub-item ids and every sub-item id serves the same number of items. The vectors of the sub-items are
+trained later, with the model; here only their assignment is fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.identifiers import ExternalIds
+from recprune.interactions import Interactions
+from recprune.storage import load_folder, save_folder
+from recprune.types import (
+    CodeArray,
+    Float32Array,
+    Float64Array,
+    InputError,
+    Int64Array,
+    Json,
+    Progress,
+    frozen,
+    needs_extra,
+    no_progress,
+)
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+MAX_SUB_ITEMS = 65_536
+_KIND = "codebook"
+_VERSION = 1
+
+# The noise that separates items of equal value, relative to a component scaled to [0, 1].
+_NOISE = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """The fixed map from items to codes, and how it was made."""
+
+    codes: CodeArray  # [num_items, num_splits]
+    num_sub_items: int
+    item_ids: ExternalIds | None = None  # whose codes these are, where known
+    settings: Json = field(default_factory=dict)  # method, seed and what the method reports
+
+    def __post_init__(self) -> None:
+        _check_size(self.codes.shape[-1] if self.codes.ndim == 2 else 0, self.num_sub_items)
+        if self.codes.dtype != code_dtype(self.num_sub_items):
+            raise InputError(
+                f"codes is {self.codes.dtype}, expected {code_dtype(self.num_sub_items)} "
+                f"for {self.num_sub_items} sub-items"
+            )
+        if self.codes.size and int(self.codes.max()) >= self.num_sub_items:
+            item, split = np.unravel_index(int(self.codes.argmax()), self.codes.shape)
+            raise InputError(
+                f"codes[{item}, {split}] is {self.codes[item, split]}, "
+                f"expected less than {self.num_sub_items}"
+            )
+        if self.item_ids is not None and len(self.item_ids) != self.num_items:
+            raise InputError(f"{len(self.item_ids)} item ids for {self.num_items} codes")
+        object.__setattr__(self, "codes", frozen(self.codes))
+
+    @property
+    def num_items(self) -> int:
+        """Catalogue size."""
+        return int(self.codes.shape[0])
+
+    @property
+    def num_splits(self) -> int:
+        """M: sub-item ids per item."""
+        return int(self.codes.shape[1])
+
+    def occupancy(self) -> Int64Array:
+        """Return how many items each sub-item id serves, [num_splits, num_sub_items]."""
+        counts = [np.bincount(column, minlength=self.num_sub_items) for column in self.codes.T]
+        return np.stack(counts)
+
+    def items_sharing_full_code(self) -> int:
+        """Count the items whose whole code some other item has too: no score tells them apart."""
+        rows = np.ascontiguousarray(self.codes).view(
+            np.dtype((np.void, self.num_splits * self.codes.dtype.itemsize))
+        )
+        _, counts = np.unique(rows, return_counts=True)
+        return int(counts[counts > 1].sum())
+
+    def save(self, folder: str | Path) -> None:
+        """Write the codebook as a folder, in place of an older codebook if there is one."""
+        arrays: dict[str, NDArray[Any]] = {"codes": self.codes}
+        if self.item_ids is not None:
+            arrays |= self.item_ids.to_arrays("item_ids")
+        settings = {"num_sub_items": self.num_sub_items, "assignment": self.settings}
+        save_folder(folder, kind=_KIND, version=_VERSION, settings=settings, arrays=arrays)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = True) -> Codebook:
+        """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
+        settings, arrays = load_folder(folder, kind=_KIND, version=_VERSION, verify=verify)
+        item_ids = ExternalIds.from_arrays(arrays, "item_ids")
+        return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
+
+
+def assign_svd(
+    train: Interactions,
+    *,
+    num_splits: int = 8,
+    num_sub_items: int = 256,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> Codebook:
+    """Assign codes by a truncated SVD of the user–item matrix of the training log.
+
+    The matrix counts interactions. Each of the `num_splits` right singular vectors, strongest
+    first, is scaled to [0, 1], gets a little Gaussian noise so that equal values separate, and is
+    cut into `num_sub_items` bins that hold the same number of items, give or take one. The result
+    depends on the log and the seed alone, not on the number of threads.
+    """
+    _check_size(num_splits, num_sub_items)
+    rng = np.random.default_rng(seed)
+    vectors, singular_values = _item_components(train, num_splits, rng, progress)
+    codes = np.empty((train.num_items, num_splits), code_dtype(num_sub_items))
+    for split in range(num_splits):
+        progress(f"binning split {split + 1} of {num_splits}")
+        component = vectors[split]
+        spread = float(np.ptp(component)) if train.num_items else 0.0
+        scaled = (component - component.min()) / spread if spread else np.zeros_like(component)
+        scaled += rng.normal(0.0, _NOISE, train.num_items)
+        codes[:, split] = _quantile_bins(scaled, num_sub_items)
+    settings = {"method": "svd", "seed": seed, "singular_values": singular_values.tolist()}
+    return Codebook(codes, num_sub_items, train.item_ids, settings)
+
+
+def assign_random(
+    num_items: int,
+    *,
+    num_splits: int = 8,
+    num_sub_items: int = 256,
+    seed: int = 0,
+    item_ids: ExternalIds | None = None,
+) -> Codebook:
+    """Assign codes at random, every sub-item id serving the same number of items, ±1."""
+    _check_size(num_splits, num_sub_items)
+    rng = np.random.default_rng(seed)
+    codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
+    for split in range(num_splits):
+        codes[:, split] = _quantile_bins(rng.random(num_items), num_sub_items)
+    return Codebook(codes, num_sub_items, item_ids, {"method": "random", "seed": seed})
+
+
+@dataclass(frozen=True, eq=False)
+class QuantisedItems:
+    """Item vectors replaced by codes: what `assign_pq` returns."""
+
+    codebook: Codebook
+    sub_item_embeddings: Float32Array  # [num_splits, num_sub_items, d / num_splits]
+    relative_error: float  # Σ‖vector − reconstruction‖² / Σ‖vector − mean‖²: 0 is lossless
+
+
+def assign_pq(
+    embeddings: Float32Array,
+    *,
+    num_splits: int = 8,
+    num_sub_items: int = 256,
+    iterations: int = 25,
+    sample_size: int = 65_536,
+    seed: int = 0,
+    threads: int = 1,
+    item_ids: ExternalIds | None = None,
+    progress: Progress = no_progress,
+) -> QuantisedItems:
+    """Assign codes to items that already have vectors (float32 [n, d]): k-means in every split.
+
+    Centroids are trained on a random sample of at least `sample_size` items (and 32 per sub-item),
+    then every item takes its nearest. Splits run in parallel on `threads`; the result does not
+    depend on their number.
+    """
+    _check_size(num_splits, num_sub_items)
+    if embeddings.ndim != 2 or embeddings.dtype != np.float32:
+        raise InputError(
+            f"embeddings is {embeddings.dtype}{list(embeddings.shape)}, expected float32 [n, d]"
+        )
+    num_items, width = embeddings.shape
+    if num_items < num_sub_items:
+        raise InputError(f"{num_items} items cannot fill {num_sub_items} sub-items")
+    if width == 0 or width % num_splits:
+        raise InputError(f"embeddings of width {width} do not divide into {num_splits} splits")
+    finite = np.isfinite(embeddings).all(axis=1)
+    if not finite.all():
+        raise InputError(f"embeddings[{int(finite.argmin())}] holds NaN or infinity")
+    with needs_extra("data"):
+        from threadpoolctl import threadpool_limits
+
+    sample_size = min(num_items, max(sample_size, 32 * num_sub_items))
+    sample = np.sort(np.random.default_rng(seed).permutation(num_items)[:sample_size])
+    codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
+    centroids = np.empty((num_splits, num_sub_items, width // num_splits), np.float32)
+
+    def quantise_split(split: int) -> tuple[float, float]:
+        columns = slice(split * width // num_splits, (split + 1) * width // num_splits)
+        vectors = np.ascontiguousarray(embeddings[:, columns])
+        rng = np.random.default_rng([seed, split])
+        centroids[split] = _k_means(vectors[sample], num_sub_items, iterations, rng)
+        nearest, squared_errors = _nearest(vectors, centroids[split])
+        codes[:, split] = nearest
+        progress(f"split {split + 1} of {num_splits} quantised")
+        spread = ((vectors - vectors.mean(axis=0, dtype=np.float64)) ** 2).sum()
+        return float(squared_errors.sum()), float(spread)
+
+    # One BLAS thread per split: sums then have one order, whatever the machine's thread count.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(quantise_split, range(num_splits)))
+    error, spread = (sum(column) for column in zip(*parts, strict=True))
+    relative_error = error / spread if spread else 0.0
+    settings = {"method": "pq", "seed": seed, "relative_error": relative_error}
+    return QuantisedItems(
+        Codebook(codes, num_sub_items, item_ids, settings), centroids, relative_error
+    )
+
+
+def code_dtype(num_sub_items: int) -> np.dtype[Any]:
+    """Return the smallest type that holds sub-item ids 0 … num_sub_items − 1."""
+    return np.dtype(np.uint8 if num_sub_items <= 256 else np.uint16)
+
+
+def _check_size(num_splits: int, num_sub_items: int) -> None:
+    if num_splits < 1:
+        raise InputError(f"num_splits is {num_splits}, expected at least 1")
+    if not 1 <= num_sub_items <= MAX_SUB_ITEMS:
+        raise InputError(f"num_sub_items is {num_sub_items}, expected 1 to {MAX_SUB_ITEMS}")
+
+
+# SVD ---------------------------------------------------------------------------------------------
+
+
+def _item_components(
+    train: Interactions, count: int, rng: np.random.Generator, progress: Progress
+) -> tuple[Float64Array, Float64Array]:
+    """Return `count` right singular vectors of the user–item matrix, strongest first, and values."""
+    with needs_extra("data"):
+        from scipy.sparse import csr_array
+        from scipy.sparse.linalg import LinearOperator, svds
+        from threadpoolctl import threadpool_limits
+
+    rank = min(train.num_users, train.num_items)
+    if rank <= count:
+        raise InputError(
+            f"{count} splits need more than {count} users and items, "
+            f"the training log has {train.num_users} and {train.num_items}"
+        )
+    progress("building the user–item matrix")
+    ones = np.ones(train.num_interactions)
+    # Repeated (user, item) entries need not be merged: products add them up.
+    matrix = csr_array((ones, train.items, train.offsets), (train.num_users, train.num_items))
+    products = 0
+
+    def counted(multiply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def product(vector: Any) -> Any:
+            nonlocal products
+            products += 1
+            progress(f"SVD: {products} products with the user–item matrix")
+            return multiply(vector)
+
+        return product
+
+    operator = LinearOperator(
+        matrix.shape, matvec=counted(matrix.dot), rmatvec=counted(matrix.T.dot), dtype=np.float64
+    )
+    # One BLAS thread, so that ARPACK's sums have one order whatever the machine's thread count.
+    with threadpool_limits(1, user_api="blas"):
+        start = rng.standard_normal(rank)
+        _, values, vectors = svds(operator, count, v0=start, tol=1e-8, return_singular_vectors="vh")
+    strongest_first = np.argsort(-values, kind="stable")
+    vectors, values = vectors[strongest_first], values[strongest_first]
+    # A singular vector's sign is arbitrary: fix it, so that codes do not hang on ARPACK's choice.
+    signs = np.sign(vectors[np.arange(count), np.abs(vectors).argmax(axis=1)])
+    return vectors * np.where(signs == 0, 1.0, signs)[:, None], values
+
+
+def _quantile_bins(values: Float64Array, num_bins: int) -> Int64Array:
+    """Return each value's bin by rank: every bin holds ⌊n / bins⌋ or ⌈n / bins⌉ values."""
+    bins = np.empty(len(values), np.int64)
+    bins[np.argsort(values, kind="stable")] = (
+        np.arange(len(values)) * num_bins // max(len(values), 1)
+    )
+    return bins
+
+
+# k-means -----------------------------------------------------------------------------------------
+
+
+def _k_means(
+    vectors: Float32Array, num_centroids: int, iterations: int, rng: np.random.Generator
+) -> Float32Array:
+    """Lloyd's algorithm from random distinct points; an empty cluster takes the worst-fitted one."""
+    centroids = vectors[rng.permutation(len(vectors))[:num_centroids]].copy()
+    for _ in range(iterations):
+        nearest, squared_errors = _nearest(vectors, centroids)
+        counts = np.bincount(nearest, minlength=num_centroids)
+        order = np.argsort(nearest, kind="stable")
+        occupied = counts > 0
+        starts = (np.cumsum(counts) - counts)[occupied]
+        sums = np.add.reduceat(vectors[order], starts, axis=0, dtype=np.float64)
+        moved = centroids.copy()
+        moved[occupied] = sums / counts[occupied, None]
+        empty = np.flatnonzero(~occupied)
+        moved[empty] = vectors[np.argsort(-squared_errors, kind="stable")[: len(empty)]]
+        if np.array_equal(moved, centroids):
+            break
+        centroids = moved
+    return centroids
+
+
+def _nearest(vectors: Float32Array, centroids: Float32Array) -> tuple[Int64Array, Float32Array]:
+    """Return each vector's nearest centroid (lowest id on a tie) and the squared distance to it."""
+    nearest = np.empty(len(vectors), np.int64)
+    squared_errors = np.empty(len(vectors), np.float32)
+    half_norms = 0.5 * (centroids * centroids).sum(axis=1)
+    # Bounds the table of distances to about 64 MB.
+    chunk = max(1, (1 << 24) // len(centroids))
+    for start in range(0, len(vectors), chunk):
+        part = vectors[start : start + chunk]
+        # ½‖x − c‖² = ½‖x‖² − (x·c − ½‖c‖²): the largest similarity is the smallest distance.
+        best = (part @ centroids.T - half_norms).argmax(axis=1)
+        nearest[start : start + chunk] = best
+        squared_errors[start : start + chunk] = ((part - centroids[best]) ** 2).sum(axis=1)
+    return nearest, squared_errors

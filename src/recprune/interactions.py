@@ -1,0 +1,207 @@
+"""The interaction log as every later room sees it: compact, frozen, sorted by user and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune._native import order_log
+from recprune.identifiers import ExternalIds, number_ids
+from recprune.types import (
+    InputError,
+    Int32Array,
+    Int64Array,
+    Progress,
+    frozen,
+    needs_extra,
+    no_progress,
+)
+
+if TYPE_CHECKING:
+    from recprune.formats import Columns, LogFormat
+    from recprune.readers import BadRows
+    from recprune.timestamps import TimeFormat
+
+DEFAULT_MIN_INTERACTIONS = 5
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What did not make it from the input into the log, and why."""
+
+    bad_rows: tuple[BadRows, ...] = ()
+    short_users: int = 0  # users with fewer than `min_interactions`
+    short_interactions: int = 0  # and how many interactions went with them
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """Who had what, when: histories one after the other, each oldest first.
+
+    The history of user u is `items[offsets[u]:offsets[u + 1]]`. Equal times keep their input order;
+    an item consumed twice stands there twice. Users and items are internal ids 0 … n−1, `user_ids`
+    and `item_ids` give the caller's. Users may be without history and items without interactions
+    (in the training part of a hold-out), so that ids stay the same from room to room.
+    """
+
+    offsets: Int64Array  # [num_users + 1]
+    items: Int32Array  # [num_interactions]
+    times: Int64Array  # [num_interactions], microseconds since 1970
+    user_ids: ExternalIds
+    item_ids: ExternalIds
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("offsets", np.int64), ("items", np.int32), ("times", np.int64)):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1:
+                raise InputError(
+                    f"{name} is {array.dtype}[{array.ndim}-D], expected {dtype.__name__}[1-D]"
+                )
+            object.__setattr__(self, name, frozen(array))
+        if len(self.items) != len(self.times):
+            raise InputError(f"{len(self.items)} items but {len(self.times)} times")
+        if len(self.offsets) != self.num_users + 1 or self.offsets[0] != 0:
+            raise InputError(f"offsets must start at 0 and have {self.num_users + 1} entries")
+        if self.offsets[-1] != len(self.items) or np.any(np.diff(self.offsets) < 0):
+            raise InputError(f"offsets must ascend to the number of items, {len(self.items)}")
+        if len(self.items) and not (0 <= self.items.min() and self.items.max() < self.num_items):
+            raise InputError(f"items must be internal ids from 0 to {self.num_items - 1}")
+        backwards = np.flatnonzero(np.diff(self.times) < 0) + 1
+        if not np.isin(backwards, self.offsets).all():
+            raise InputError("times must ascend within each user's history")
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, those without history included."""
+        return len(self.user_ids)
+
+    @property
+    def num_items(self) -> int:
+        """Catalogue size |I|: all items, those without interactions included."""
+        return len(self.item_ids)
+
+    @property
+    def num_interactions(self) -> int:
+        """Number of interactions, repeated consumption included."""
+        return len(self.items)
+
+    @property
+    def lengths(self) -> Int64Array:
+        """Number of interactions of every user."""
+        return np.diff(self.offsets)
+
+    def history(self, user: int) -> Int32Array:
+        """Return the items of one user, oldest first."""
+        if not 0 <= user < self.num_users:
+            raise InputError(f"user {user} of {self.num_users}")
+        return self.items[self.offsets[user] : self.offsets[user + 1]]
+
+    def select(self, rows: NDArray[np.bool_]) -> Interactions:
+        """Return the log with only the interactions where `rows` is true; all ids stay."""
+        kept = np.zeros(self.num_interactions + 1, np.int64)
+        np.cumsum(rows, out=kept[1:])
+        return Interactions(
+            kept[self.offsets], self.items[rows], self.times[rows], self.user_ids, self.item_ids
+        )
+
+
+def read_interactions(
+    path: str | Path,
+    *,
+    log_format: LogFormat = "auto",
+    columns: Columns | None = None,
+    time_format: TimeFormat = "auto",
+    delimiter: str | None = None,
+    header: bool = True,
+    min_interactions: int = DEFAULT_MIN_INTERACTIONS,
+    on_bad_rows: Literal["error", "skip"] = "error",
+    progress: Progress = no_progress,
+) -> Interactions:
+    """Read a log from a file, or from a folder of parts.
+
+    CSV, TSV, Parquet and JSON lines are told by their names, `.gz` and `.zst` are unpacked on the
+    way. `log_format` names a published layout instead: gowalla, tmall or movielens. Users with
+    fewer than `min_interactions` are removed, as in the paper. A bad row is an `InputError` that
+    names its line, or with `on_bad_rows="skip"` is counted in `left_out`.
+    """
+    with needs_extra("data"):
+        from recprune.readers import read_columns
+    log = read_columns(
+        path,
+        log_format=log_format,
+        columns=columns,
+        time_format=time_format,
+        delimiter=delimiter,
+        header=header,
+        on_bad_rows=on_bad_rows,
+        progress=progress,
+    )
+    progress(f"sorting {len(log.times):,} interactions")
+    try:
+        return interactions_from_columns(
+            log.users,
+            log.items,
+            log.times,
+            min_interactions=min_interactions,
+            bad_rows=log.bad_rows,
+        )
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def interactions_from_columns(
+    users: Sequence[Any] | NDArray[Any],
+    items: Sequence[Any] | NDArray[Any],
+    times: Int64Array,
+    *,
+    min_interactions: int = DEFAULT_MIN_INTERACTIONS,
+    bad_rows: tuple[BadRows, ...] = (),
+) -> Interactions:
+    """Build a log from columns: one user, item and time (microseconds since 1970) per row.
+
+    Ids are integers or strings, in anything that polars takes as a series.
+    """
+    with needs_extra("data"):
+        import polars as pl
+    if min_interactions < 1:
+        raise InputError(f"min_interactions is {min_interactions}, expected at least 1")
+    if not len(users) == len(items) == len(times):
+        raise InputError(f"{len(users)} users, {len(items)} items and {len(times)} times differ")
+    user_ids, user_of_row = number_ids(_id_series(users, "users"))
+    history_lengths = np.bincount(user_of_row, minlength=len(user_ids))
+    long_enough = history_lengths >= min_interactions
+    left_out = LeftOut(bad_rows)
+    item_series = _id_series(items, "items")
+    if not long_enough.all():
+        if not long_enough.any():
+            raise InputError(
+                f"no user has {min_interactions} interactions or more; "
+                f"the longest history has {history_lengths.max()}"
+            )
+        kept = long_enough[user_of_row]
+        renumbered = np.cumsum(long_enough, dtype=np.int32) - np.int32(1)
+        user_of_row = renumbered[user_of_row[kept]]
+        user_ids = user_ids.select(long_enough)
+        item_series = item_series.filter(pl.Series(kept))
+        left_out = LeftOut(bad_rows, int((~long_enough).sum()), len(times) - len(user_of_row))
+        times = times[kept]
+    item_ids, item_of_row = number_ids(item_series)
+    offsets, rows = order_log(user_of_row, np.ascontiguousarray(times), len(user_ids))
+    return Interactions(offsets, item_of_row[rows], times[rows], user_ids, item_ids, left_out)
+
+
+def _id_series(values: Any, name: str) -> Any:
+    import polars as pl
+
+    series = pl.Series(values)
+    if series.dtype.is_integer():
+        series = series.cast(pl.Int64)
+    if series.dtype not in (pl.Int64, pl.String) or series.has_nulls():
+        raise InputError(f"{name} must be integers or strings without gaps, not {series.dtype}")
+    return series

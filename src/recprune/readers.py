@@ -1,0 +1,377 @@
+"""Log files into three clean columns: user, item, time.
+
+A text file is first read the fast way: typed, on all cores, with no thought for errors. Only if
+anything at all is wrong is it read again the careful way, as bytes; then the first bad row is named
+with its line and text, or the bad rows are left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from recprune.formats import Columns, Layout, Source, find_layout, find_sources, movielens_file
+from recprune.timestamps import TimeFormat, parse_times
+from recprune.types import InputError, Int64Array, Progress, no_progress
+
+OnBadRows = Literal["error", "skip"]
+
+_ROLES = ("user", "item", "time")
+_BLOCK_BYTES = 4 << 20
+_LONGEST_EXCERPT = 120
+# Never part of a line of JSON, so that a whole line is read as one field.
+_NO_DELIMITER = "\x1f"
+_RAGGED = "wrong number of fields"
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Rows that were left out for one reason."""
+
+    reason: str
+    count: int
+    first: str  # where the first of them stands, and its text
+
+
+@dataclass(frozen=True)
+class LogColumns:
+    """The rows of a log in input order."""
+
+    users: pl.Series  # Int64 or String
+    items: pl.Series  # Int64 or String
+    times: Int64Array  # microseconds since 1970
+    bad_rows: tuple[BadRows, ...]
+
+
+def read_columns(
+    path: str | Path,
+    *,
+    log_format: str = "auto",
+    columns: Columns | None = None,
+    time_format: TimeFormat = "auto",
+    delimiter: str | None = None,
+    header: bool = True,
+    on_bad_rows: OnBadRows = "error",
+    progress: Progress = no_progress,
+) -> LogColumns:
+    """Read a log file, or the parts of a folder, into columns."""
+    if on_bad_rows not in ("error", "skip"):
+        raise InputError(f"on_bad_rows is {on_bad_rows!r}, expected 'error' or 'skip'")
+    sources = find_sources(movielens_file(path) if log_format == "movielens" else path)
+    parts: list[pl.DataFrame] = []
+    bad_rows: list[BadRows] = []
+    for number, source in enumerate(sources, 1):
+        part_of = f" ({number} of {len(sources)})" if len(sources) > 1 else ""
+        progress(f"reading {source.path.name}{part_of}")
+        try:
+            layout = find_layout(
+                source, log_format, columns or Columns(),
+                time_format=time_format, delimiter=delimiter, header=header,
+            )  # fmt: skip
+            read = _read_parquet if layout.kind == "parquet" else _read_text
+            part, bad = read(source, layout, on_bad_rows)
+        except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+            raise InputError(f"{source.path}: cannot be read: {error}") from None
+        parts.append(part)
+        bad_rows += bad
+    users, items = (_concatenate_ids([part[role] for part in parts]) for role in ("user", "item"))
+    times = pl.concat([part["time"] for part in parts], rechunk=True).to_numpy()
+    if len(times) == 0:
+        left_out = sum(bad.count for bad in bad_rows)
+        raise InputError(f"{path}: no usable row" + (f", {left_out} bad ones" if left_out else ""))
+    return LogColumns(users, items, times, _merge(bad_rows))
+
+
+def _read_text(
+    source: Source, layout: Layout, on_bad_rows: OnBadRows
+) -> tuple[pl.DataFrame, list[BadRows]]:
+    try:
+        clean, faults = _check(_read_fast(source, layout), layout)
+        if not faults:
+            return clean, []
+    except (pa.ArrowInvalid, pl.exceptions.ComputeError):
+        pass  # ragged rows, ids of a wrong type, broken UTF-8: the careful reading tells which
+    rows, num_ragged = _read_carefully(source, layout)
+    clean, faults = _check(rows, layout)
+    bad_rows = _describe_text_faults(source, layout, faults, num_ragged)
+    return _settle(clean, faults, bad_rows, on_bad_rows)
+
+
+def _read_parquet(
+    source: Source, layout: Layout, on_bad_rows: OnBadRows
+) -> tuple[pl.DataFrame, list[BadRows]]:
+    names = {role: getattr(layout, role) for role in _ROLES}
+    frame = pl.read_parquet(source.path, columns=sorted(set(names.values())))
+    rows = pl.DataFrame({role: frame[name] for role, name in names.items()})
+    clean, faults = _check(rows, layout)
+    bad_rows = []
+    for fault in sorted(faults, key=lambda fault: fault.first_row):
+        place = f"{source.path}: row {fault.first_row + 1}: {fault.reason}"
+        bad_rows.append(BadRows(fault.reason, fault.count, f"{place}: {rows.row(fault.first_row)}"))
+    return _settle(clean, faults, bad_rows, on_bad_rows)
+
+
+def _settle(
+    rows: pl.DataFrame, faults: list[_Fault], bad_rows: list[BadRows], on_bad_rows: OnBadRows
+) -> tuple[pl.DataFrame, list[BadRows]]:
+    """Refuse the first bad row, or leave all of them out."""
+    if bad_rows and on_bad_rows == "error":
+        raise InputError(bad_rows[0].first)
+    if faults:
+        rows = rows.filter(~pl.any_horizontal(fault.rows for fault in faults))
+    return rows, bad_rows
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def _read_fast(source: Source, layout: Layout) -> pl.DataFrame:
+    """Read with the types that the layout promises; raises if a row does not have them."""
+    if layout.kind == "jsonl":
+        return _json_columns(_read_arrow(source, layout, {"line": pa.string()}), layout)
+    id_type = pa.int64() if layout.integer_ids else pa.string()
+    fast_times = {
+        "seconds": pa.int64(),
+        "yyyymmdd": pa.int64(),
+        "iso8601": pa.timestamp("us", "UTC"),
+    }
+    time_type = fast_times[layout.time_format] if layout.integer_ids else pa.string()
+    types = {layout.user: id_type, layout.item: id_type, layout.time: time_type}
+    return _roles(_read_arrow(source, layout, types), layout)
+
+
+def _read_carefully(source: Source, layout: Layout) -> tuple[pl.DataFrame, int]:
+    """Read as text, null where it is not UTF-8; the second value counts rows of a wrong width."""
+    ragged: list[Any] = []
+    names = ["line"] if layout.kind == "jsonl" else [getattr(layout, role) for role in _ROLES]
+    table = _read_arrow(source, layout, dict.fromkeys(names, pa.binary()), ragged)
+    frame = pl.DataFrame({name: _decode(table.column(name)) for name in table.column_names})
+    rows = _json_columns(frame, layout) if layout.kind == "jsonl" else _roles(frame, layout)
+    return rows, len(ragged)
+
+
+def _read_arrow(
+    source: Source, layout: Layout, types: dict[str, Any], ragged: list[Any] | None = None
+) -> Any:
+    """Read the named columns; rows of a wrong width raise, or go to `ragged` if that is given."""
+
+    def set_aside(row: Any) -> str:
+        assert ragged is not None
+        ragged.append(None)
+        return "skip"
+
+    json_lines = layout.kind == "jsonl"
+    with source.open() as stream:
+        return pa_csv.read_csv(
+            stream,
+            read_options=pa_csv.ReadOptions(
+                column_names=["line"] if json_lines else list(layout.columns),
+                skip_rows=layout.header_lines,
+                block_size=_BLOCK_BYTES,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=_NO_DELIMITER if json_lines else layout.delimiter,
+                quote_char='"' if layout.quoted and not json_lines else False,
+                newlines_in_values=layout.quoted and not json_lines,
+                invalid_row_handler=set_aside if ragged is not None else None,
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                include_columns=list(types), column_types=types, strings_can_be_null=False
+            ),
+        )
+
+
+def _roles(table: Any, layout: Layout) -> pl.DataFrame:
+    frame = table if isinstance(table, pl.DataFrame) else pl.DataFrame(pl.from_arrow(table))
+    return pl.DataFrame({role: frame[getattr(layout, role)] for role in _ROLES})
+
+
+def _json_columns(table: Any, layout: Layout) -> pl.DataFrame:
+    frame = table if isinstance(table, pl.DataFrame) else pl.DataFrame(pl.from_arrow(table))
+    return frame.select(
+        pl.col("line").str.json_path_match(f"$[{json.dumps(getattr(layout, role))}]").alias(role)
+        for role in _ROLES
+    )
+
+
+def _decode(column: Any) -> pl.Series:
+    """Return a binary Arrow column as strings, null where the bytes are not UTF-8."""
+    chunks = []
+    for chunk in column.chunks:
+        try:
+            chunks.append(chunk.cast(pa.string()))
+        except pa.ArrowInvalid:
+            chunks.append(pa.array([_text(value) for value in chunk], pa.string()))
+    return pl.Series(pl.from_arrow(pa.chunked_array(chunks, pa.string())))
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return str(value.as_py().decode())
+    except UnicodeDecodeError:
+        return None
+
+
+# Checking ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What is wrong with some rows, and a mask of them. Faults of one file do not overlap."""
+
+    reason: str
+    rows: pl.Series
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.sum())
+
+    @property
+    def first_row(self) -> int:
+        return int(self.rows.arg_true()[0])
+
+
+def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Fault]]:
+    """Return the rows with their final types, and what is wrong with some of them."""
+    # In a delimited file nothing but broken UTF-8 reads as null: an absent value is an empty text.
+    null_reason = "not UTF-8 text" if layout.kind == "delimited" else "missing"
+    faults: list[_Fault] = []
+
+    def complain(reason: str, mask: pl.Series) -> None:
+        for earlier in faults:
+            mask = mask & ~earlier.rows
+        if mask.any():
+            faults.append(_Fault(reason, mask))
+
+    for role in _ROLES:
+        complain(f"the {role} is {null_reason}", rows[role].is_null())
+        if rows[role].dtype == pl.String:
+            complain(f"the {role} is missing", rows[role] == "")
+    for role in ("user", "item"):
+        ids = _as_ids(rows[role], role, layout.integer_ids)
+        complain(f"the {role} id is not an integer", ids.is_null())
+        rows = rows.with_columns(ids.alias(role))
+    times, expected = parse_times(rows["time"], layout.time_format)
+    complain(f"impossible time, expected {expected}", times.is_null())
+    return rows.with_columns(times.alias("time")), faults
+
+
+def _as_ids(ids: pl.Series, role: str, integer_ids: bool) -> pl.Series:
+    """Return ids as Int64 or String; null where an integer was promised and is not there."""
+    if ids.dtype in (pl.Categorical, pl.Enum, pl.Null):
+        ids = ids.cast(pl.String)
+    if ids.dtype == pl.String:
+        integers = integer_ids or _are_canonical_integers(ids.filter(ids != ""))
+        return ids.cast(pl.Int64, strict=False) if integers else ids
+    if not ids.dtype.is_numeric():
+        raise InputError(f"{role} ids are of type {ids.dtype}, expected integers or strings")
+    whole = ids.cast(pl.Int64, strict=False)
+    # 1.5 would be cut to 1: only whole numbers keep their value.
+    return whole.set(whole != ids, None) if ids.dtype.is_float() else whole
+
+
+def _are_canonical_integers(texts: pl.Series) -> bool:
+    """Say whether texts and integers correspond one to one: "7" does, "07" and "+7" do not."""
+    for sample in (texts.head(1000), texts):
+        if sample.cast(pl.Int64, strict=False).null_count() > 0:
+            return False
+    padded = texts.str.starts_with("0") & (texts.str.len_bytes() > 1)
+    return not (padded | texts.str.starts_with("-0") | texts.str.starts_with("+")).any()
+
+
+def _concatenate_ids(parts: list[pl.Series]) -> pl.Series:
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.cast(pl.String) for part in parts]
+    return pl.concat(parts, rechunk=True)
+
+
+# Telling -----------------------------------------------------------------------------------------
+
+
+def _describe_text_faults(
+    source: Source, layout: Layout, faults: list[_Fault], num_ragged: int
+) -> list[BadRows]:
+    """Count the bad rows by reason, in the order in which the file shows the first of each."""
+    wanted = {fault.first_row: fault for fault in faults}
+    ragged = _RAGGED if num_ragged else None
+    bad_rows: list[BadRows] = []
+    row = 0
+    for line, text, width in _records(source, layout):
+        if not wanted and not ragged:
+            break
+        place = f"{source.path}: line {line}"
+        if width != layout.width:
+            if ragged:
+                detail = f"{'too few' if width < layout.width else 'too many'} fields"
+                detail = f"{detail} ({width}, expected {layout.width})"
+                bad_rows.append(BadRows(ragged, num_ragged, f"{place}: {detail}: {text}"))
+                ragged = None
+            continue
+        if row in wanted:
+            fault = wanted.pop(row)
+            bad_rows.append(BadRows(fault.reason, fault.count, f"{place}: {fault.reason}: {text}"))
+        row += 1
+    # The two readers can disagree on where a broken quote ends; the counts still stand.
+    for fault in wanted.values():
+        bad_rows.append(BadRows(fault.reason, fault.count, f"{source.path}: {fault.reason}"))
+    if ragged:
+        bad_rows.append(BadRows(ragged, num_ragged, f"{source.path}: {ragged}"))
+    return bad_rows
+
+
+def _records(source: Source, layout: Layout) -> Iterator[tuple[int, str, int]]:
+    """Yield line number, quoted excerpt and number of fields of every row that is not blank."""
+    seen: list[str] = []
+
+    def lines() -> Iterator[str]:
+        with io.TextIOWrapper(
+            source.open(), "utf-8", errors="backslashreplace", newline=""
+        ) as file:
+            for line in file:
+                seen.append(line)
+                yield line
+
+    if layout.kind == "jsonl":
+        for number, line in enumerate(lines(), 1):
+            if line.strip("\r\n"):
+                yield number, _excerpt(line), 1
+        return
+    quoting = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+    reader = csv.reader(lines(), delimiter=layout.delimiter, quoting=quoting)
+    while True:
+        seen.clear()
+        first_line = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error:  # a field without end; nothing after it can be told apart
+            return
+        if fields is None:
+            return
+        if fields and first_line > layout.header_lines:
+            yield first_line, _excerpt("".join(seen)), layout.width_of(len(fields))
+
+
+def _excerpt(text: str) -> str:
+    text = text.rstrip("\r\n")
+    return repr(text if len(text) <= _LONGEST_EXCERPT else text[: _LONGEST_EXCERPT - 1] + "…")
+
+
+def _merge(bad_rows: list[BadRows]) -> tuple[BadRows, ...]:
+    """Add up the reasons over the parts of a log."""
+    merged: dict[str, BadRows] = {}
+    for bad in bad_rows:
+        before = merged.get(bad.reason)
+        merged[bad.reason] = bad if before is None else BadRows(
+            bad.reason, before.count + bad.count, before.first
+        )  # fmt: skip
+    return tuple(merged.values())

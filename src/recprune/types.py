@@ -1,0 +1,61 @@
+"""Small types that every room shares: errors, array aliases, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array: TypeAlias = NDArray[np.int32]
+Int64Array: TypeAlias = NDArray[np.int64]
+Float32Array: TypeAlias = NDArray[np.float32]
+Float64Array: TypeAlias = NDArray[np.float64]
+CodeArray: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+
+Json: TypeAlias = dict[str, Any]
+
+Progress: TypeAlias = Callable[[str], None]
+"""Called now and then by long work with a short sentence on where it stands."""
+
+
+def no_progress(_: str) -> None:
+    """Say nothing: the default of every `progress` argument."""
+
+
+class RecpruneError(Exception):
+    """Something the caller can mend; its message says what is wrong and where."""
+
+
+class InputError(RecpruneError, ValueError):
+    """An argument or an input file that cannot be used as it is."""
+
+
+class StorageError(RecpruneError):
+    """A saved folder that is damaged, foreign, incomplete or of another version."""
+
+
+class MissingExtraError(RecpruneError, ImportError):
+    """A feature was asked for whose optional dependencies are not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a failed import of an optional dependency into advice on what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "recprune":
+            raise
+        raise MissingExtraError(
+            f"this needs {error.name}, which is not installed: pip install 'recprune[{extra}]'"
+        ) from None
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view of `array`, for the fields of frozen dataclasses."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
