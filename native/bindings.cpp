@@ -89,9 +89,20 @@ NB_MODULE(_native, module) {
     module.doc() = "The C++ core of recprune. Use the Python modules around it.";
     module.def("posting_lists", &posting_lists<std::uint8_t>, "codes"_a.noconvert(),
                "num_sub_items"_a, "threads"_a,
+               nb::sig("def posting_lists(codes: numpy.typing.NDArray[numpy.uint8], "
+                       "num_sub_items: int, threads: int) -> tuple["
+                       "numpy.typing.NDArray[numpy.int64], "
+                       "numpy.typing.NDArray[numpy.int32 | numpy.int64]]"),
                "(offsets [splits, sub_items + 1], items [splits, items]) of a code table.");
     module.def("posting_lists", &posting_lists<std::uint16_t>, "codes"_a.noconvert(),
-               "num_sub_items"_a, "threads"_a);
+               "num_sub_items"_a, "threads"_a,
+               nb::sig("def posting_lists(codes: numpy.typing.NDArray[numpy.uint16], "
+                       "num_sub_items: int, threads: int) -> tuple["
+                       "numpy.typing.NDArray[numpy.int64], "
+                       "numpy.typing.NDArray[numpy.int32 | numpy.int64]]"));
     module.def("order_log", &order_log, "users"_a.noconvert(), "times"_a.noconvert(), "num_users"_a,
+               nb::sig("def order_log(users: numpy.typing.NDArray[numpy.int32], "
+                       "times: numpy.typing.NDArray[numpy.int64], num_users: int) -> tuple["
+                       "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]"),
                "(offsets [users + 1], rows): rows by user, then time, then input order.");
 }

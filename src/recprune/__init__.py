@@ -1,1 +1,63 @@
-"""x."""
+"""Exact top-K recommendation from catalogues of millions of items, by dynamic pruning."""
+
+from recprune.codebook import Codebook, QuantisedItems, assign_pq, assign_random, assign_svd
+from recprune.holdout import Holdout, Targets, leave_one_out, temporal_holdout
+from recprune.identifiers import ExternalIds, IntegerIds, StringIds
+from recprune.interactions import (
+    Interactions,
+    LeftOut,
+    interactions_from_columns,
+    read_interactions,
+)
+from recprune.posting_lists import PostingLists, build_posting_lists, items_sharing_most
+from recprune.statistics import Statistics, log_statistics
+from recprune.synthetic import (
+    PRESETS,
+    SyntheticLog,
+    SyntheticSettings,
+    synthetic_log,
+    write_synthetic_log,
+)
+from recprune.types import (
+    BadRows,
+    Columns,
+    InputError,
+    MissingExtraError,
+    RecpruneError,
+    StorageError,
+)
+
+__all__ = [
+    "PRESETS",
+    "BadRows",
+    "Codebook",
+    "Columns",
+    "ExternalIds",
+    "Holdout",
+    "InputError",
+    "IntegerIds",
+    "Interactions",
+    "LeftOut",
+    "MissingExtraError",
+    "PostingLists",
+    "QuantisedItems",
+    "RecpruneError",
+    "Statistics",
+    "StorageError",
+    "StringIds",
+    "SyntheticLog",
+    "SyntheticSettings",
+    "Targets",
+    "assign_pq",
+    "assign_random",
+    "assign_svd",
+    "build_posting_lists",
+    "interactions_from_columns",
+    "items_sharing_most",
+    "leave_one_out",
+    "log_statistics",
+    "read_interactions",
+    "synthetic_log",
+    "temporal_holdout",
+    "write_synthetic_log",
+]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.identifiers import ExternalIds
+from recprune.identifiers import ExternalIds, ids_from_arrays
 from recprune.interactions import Interactions
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
@@ -32,9 +32,6 @@ from recprune.types import (
     needs_extra,
     no_progress,
 )
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 MAX_SUB_ITEMS = 65_536
 _KIND = "codebook"
@@ -105,7 +102,7 @@ class Codebook:
     def load(cls, folder: str | Path, *, verify: bool = True) -> Codebook:
         """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
         settings, arrays = load_folder(folder, kind=_KIND, version=_VERSION, verify=verify)
-        item_ids = ExternalIds.from_arrays(arrays, "item_ids")
+        item_ids = ids_from_arrays(arrays, "item_ids")
         return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
 
 
@@ -244,7 +241,7 @@ def _check_size(num_splits: int, num_sub_items: int) -> None:
 def _item_components(
     train: Interactions, count: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Float64Array, Float64Array]:
-    """Return `count` right singular vectors of the user–item matrix, strongest first, and values."""
+    """Return the strongest right singular vectors of the user–item matrix, and their values."""
     with needs_extra("data"):
         from scipy.sparse import csr_array
         from scipy.sparse.linalg import LinearOperator, svds
@@ -277,12 +274,14 @@ def _item_components(
     # One BLAS thread, so that ARPACK's sums have one order whatever the machine's thread count.
     with threadpool_limits(1, user_api="blas"):
         start = rng.standard_normal(rank)
-        _, values, vectors = svds(operator, count, v0=start, tol=1e-8, return_singular_vectors="vh")
+        _, values, vectors = svds(operator, count, v0=start, tol=1e-8, return_singular_vectors=True)
     strongest_first = np.argsort(-values, kind="stable")
-    vectors, values = vectors[strongest_first], values[strongest_first]
+    vectors = vectors[strongest_first]
     # A singular vector's sign is arbitrary: fix it, so that codes do not hang on ARPACK's choice.
     signs = np.sign(vectors[np.arange(count), np.abs(vectors).argmax(axis=1)])
-    return vectors * np.where(signs == 0, 1.0, signs)[:, None], values
+    return vectors * np.where(signs == 0, 1.0, signs)[:, None], values[strongest_first].astype(
+        np.float64
+    )
 
 
 def _quantile_bins(values: Float64Array, num_bins: int) -> Int64Array:
@@ -300,7 +299,7 @@ def _quantile_bins(values: Float64Array, num_bins: int) -> Int64Array:
 def _k_means(
     vectors: Float32Array, num_centroids: int, iterations: int, rng: np.random.Generator
 ) -> Float32Array:
-    """Lloyd's algorithm from random distinct points; an empty cluster takes the worst-fitted one."""
+    """Lloyd's algorithm from random distinct points; empty clusters take the worst fits."""
     centroids = vectors[rng.permutation(len(vectors))[:num_centroids]].copy()
     for _ in range(iterations):
         nearest, squared_errors = _nearest(vectors, centroids)

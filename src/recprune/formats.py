@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from recprune.timestamps import TimeFormat
-from recprune.types import InputError
+from recprune.types import Columns, InputError
 
 LogFormat = Literal["auto", "gowalla", "tmall", "movielens"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
@@ -85,15 +85,6 @@ class Layout:
     def width_of(self, fields: int) -> int:
         """Turn a number of fields as read into the number that a person counts."""
         return -(-fields // self.delimiter_length)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns hold user, item and time; None means: detect."""
-
-    user: str | None = None
-    item: str | None = None
-    time: str | None = None
 
 
 def find_sources(path: str | Path) -> list[Source]:
@@ -284,20 +275,20 @@ def _json_names(source: Source) -> list[str]:
 
 def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) -> Layout:
     """Fill in which column is the user, the item, the time: as told, else by its usual names."""
-    found = {}
+    found: dict[str, str] = {}
     for role, usual in _USUAL_NAMES.items():
         told = getattr(columns, role)
         if told is not None and told not in names:
             raise InputError(f"{path}: no column {told!r}; its columns are {', '.join(names)}")
         plain = {_plain(name): name for name in reversed(names)}
-        detected = next((plain[name] for name in usual if name in plain), None)
-        if told is None and detected is None:
+        chosen = told or next((plain[name] for name in usual if name in plain), None)
+        if chosen is None:
             raise InputError(
                 f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
                 f"give it with --{role}-column, or Columns({role}=…)"
             )
-        found[role] = told if told is not None else detected
-    return replace(layout, **found)
+        found[role] = chosen
+    return replace(layout, user=found["user"], item=found["item"], time=found["time"])
 
 
 def _plain(name: str) -> str:

@@ -7,9 +7,10 @@ found by binary search without a hash table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,100 +20,103 @@ from recprune.types import InputError, Int32Array, Int64Array, frozen, needs_ext
 if TYPE_CHECKING:
     import polars as pl
 
-ExternalId = int | str
+ExternalId: TypeAlias = int | str
 
 
 @dataclass(frozen=True, eq=False)
-class ExternalIds(Sequence[ExternalId]):
-    """Sorted, distinct external ids; position is the internal id.
+class IntegerIds:
+    """Sorted, distinct integers; position is the internal id."""
 
-    Integers are one int64 array. Strings are one UTF-8 pool: id k is the bytes
-    `pool[offsets[k]:offsets[k + 1]]`. Both save and memory-map as plain arrays.
-    """
-
-    numbers: Int64Array | None = None
-    offsets: Int64Array | None = None
-    pool: NDArray[np.uint8] | None = None
+    numbers: Int64Array
 
     def __post_init__(self) -> None:
-        if (self.numbers is None) == (self.offsets is None or self.pool is None):
-            raise InputError("external ids are either numbers, or offsets and a pool of bytes")
-        for name in ("numbers", "offsets", "pool"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, frozen(getattr(self, name)))
+        object.__setattr__(self, "numbers", frozen(self.numbers))
 
     def __len__(self) -> int:
-        if self.numbers is not None:
-            return len(self.numbers)
-        assert self.offsets is not None
-        return len(self.offsets) - 1
+        return len(self.numbers)
 
-    def __getitem__(self, position: Any) -> Any:
-        """Return one external id, or a list of them for a slice."""
-        if isinstance(position, slice):
-            return [self[k] for k in range(*position.indices(len(self)))]
-        index = int(position)
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"internal id {index} of {len(self)}")
-        index %= len(self)
-        if self.numbers is not None:
-            return int(self.numbers[index])
-        return self._bytes(index).decode()
-
-    def __iter__(self) -> Iterator[ExternalId]:
-        return (self[k] for k in range(len(self)))
+    def __getitem__(self, internal_id: int) -> int:
+        return int(self.numbers[_checked(internal_id, len(self))])
 
     def find(self, external_id: object) -> int:
         """Return the internal id of `external_id`, or −1 where there is none."""
-        if self.numbers is not None:
-            if isinstance(external_id, bool) or not isinstance(external_id, int | np.integer):
-                return -1
-            try:
-                position = int(np.searchsorted(self.numbers, np.int64(external_id)))
-            except OverflowError:
-                return -1
-            found = position < len(self) and int(self.numbers[position]) == external_id
-            return position if found else -1
+        if isinstance(external_id, bool) or not isinstance(external_id, int | np.integer):
+            return -1
+        limits = np.iinfo(np.int64)
+        if not limits.min <= external_id <= limits.max:
+            return -1
+        position = int(np.searchsorted(self.numbers, external_id))
+        found = position < len(self) and self.numbers[position] == external_id
+        return position if found else -1
+
+    def select(self, keep: NDArray[np.bool_]) -> IntegerIds:
+        """Return only the ids where `keep` is true, numbered anew in the same order."""
+        return IntegerIds(self.numbers[keep])
+
+    def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the arrays that `ids_from_arrays` reads back."""
+        return {f"{prefix}_numbers": self.numbers}
+
+
+@dataclass(frozen=True, eq=False)
+class StringIds:
+    """Sorted, distinct strings in one UTF-8 pool; position is the internal id.
+
+    Id k is the bytes `pool[offsets[k]:offsets[k + 1]]`: two plain arrays, no object per id.
+    """
+
+    offsets: Int64Array
+    pool: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", frozen(self.offsets))
+        object.__setattr__(self, "pool", frozen(self.pool))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, internal_id: int) -> str:
+        return self._bytes(_checked(internal_id, len(self))).decode()
+
+    def find(self, external_id: object) -> int:
+        """Return the internal id of `external_id`, or −1 where there is none."""
         if not isinstance(external_id, str):
             return -1
         wanted = external_id.encode()
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            if self._bytes(middle) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return low if low < len(self) and self._bytes(low) == wanted else -1
+        position = bisect_left(range(len(self)), wanted, key=self._bytes)
+        return position if position < len(self) and self._bytes(position) == wanted else -1
 
-    def _bytes(self, position: int) -> bytes:
-        assert self.offsets is not None
-        assert self.pool is not None
-        return self.pool[self.offsets[position] : self.offsets[position + 1]].tobytes()
-
-    def select(self, keep: NDArray[np.bool_]) -> ExternalIds:
-        """Return only the ids where `keep` is true; they are numbered anew, in the same order."""
-        if self.numbers is not None:
-            return ExternalIds(numbers=self.numbers[keep])
-        assert self.offsets is not None
-        assert self.pool is not None
+    def select(self, keep: NDArray[np.bool_]) -> StringIds:
+        """Return only the ids where `keep` is true, numbered anew in the same order."""
         lengths = np.diff(self.offsets)
-        offsets = np.concatenate([[0], np.cumsum(lengths[keep])])
-        return ExternalIds(offsets=offsets, pool=self.pool[np.repeat(keep, lengths)])
+        offsets = np.zeros(int(keep.sum()) + 1, np.int64)
+        np.cumsum(lengths[keep], out=offsets[1:])
+        return StringIds(offsets, self.pool[np.repeat(keep, lengths)])
 
     def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return the plain arrays that `from_arrays` reads, named for a saved folder."""
-        if self.numbers is not None:
-            return {f"{prefix}_numbers": self.numbers}
-        assert self.offsets is not None
-        assert self.pool is not None
+        """Return the arrays that `ids_from_arrays` reads back."""
         return {f"{prefix}_offsets": self.offsets, f"{prefix}_pool": self.pool}
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:
-        """Read what `to_arrays` wrote under `prefix`; None where nothing was."""
-        fields = {name: arrays.get(f"{prefix}_{name}") for name in ("numbers", "offsets", "pool")}
-        return cls(**fields) if any(part is not None for part in fields.values()) else None
+    def _bytes(self, position: int) -> bytes:
+        return self.pool[self.offsets[position] : self.offsets[position + 1]].tobytes()
+
+
+ExternalIds: TypeAlias = IntegerIds | StringIds
+
+
+def ids_from_arrays(arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:
+    """Return the ids whose `to_arrays(prefix)` is among `arrays`; None where there are none."""
+    if f"{prefix}_numbers" in arrays:
+        return IntegerIds(arrays[f"{prefix}_numbers"])
+    if f"{prefix}_offsets" in arrays:
+        return StringIds(arrays[f"{prefix}_offsets"], arrays[f"{prefix}_pool"])
+    return None
+
+
+def _checked(internal_id: int, size: int) -> int:
+    if not 0 <= internal_id < size:
+        raise IndexError(f"internal id {internal_id}, expected 0 to {size - 1}")
+    return internal_id
 
 
 def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
@@ -122,32 +126,34 @@ def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     """
     with needs_extra("data"):
         import polars as pl
+        import pyarrow as pa
     if values.dtype == pl.Int64:
-        numbers = values.to_numpy()
-        if _is_dense(numbers):
-            return _number_dense(numbers)
+        return number_integers(values)
     distinct = values.unique().sort()
-    if len(distinct) > np.iinfo(np.int32).max:
-        raise InputError(f"{len(distinct)} distinct ids; at most 2³¹ − 1 are supported")
-    table = pl.DataFrame({"id": distinct, "position": np.arange(len(distinct), dtype=np.int32)})
-    positions = (
-        values.alias("id").to_frame().join(table, on="id", how="left", maintain_order="left")
-    )
-    return _external_ids(distinct), positions["position"].to_numpy()
-
-
-def _external_ids(distinct: pl.Series) -> ExternalIds:
-    import polars as pl
-
-    if distinct.dtype == pl.Int64:
-        return ExternalIds(numbers=distinct.to_numpy())
-    import pyarrow as pa
-
     # Arrow's layout of large strings is our layout: take its buffers, no object per id.
     _, offsets, pool = distinct.rechunk().to_arrow().cast(pa.large_string()).buffers()
     offsets = np.frombuffer(offsets, np.int64, count=len(distinct) + 1)
     pool = np.frombuffer(pool or b"", np.uint8)[: offsets[-1]]
-    return ExternalIds(offsets=offsets, pool=pool)
+    return StringIds(offsets, pool), _places(values, distinct)
+
+
+def number_integers(values: pl.Series) -> tuple[IntegerIds, Int32Array]:
+    """Do as `number_ids` does, for Int64."""
+    numbers = values.to_numpy()
+    if _is_dense(numbers):
+        return _number_dense(numbers)
+    distinct = values.unique().sort()
+    return IntegerIds(distinct.to_numpy()), _places(values, distinct)
+
+
+def _places(values: pl.Series, distinct: pl.Series) -> Int32Array:
+    import polars as pl
+
+    if len(distinct) > np.iinfo(np.int32).max:
+        raise InputError(f"{len(distinct)} distinct ids; at most 2³¹ − 1 are supported")
+    table = pl.DataFrame({"id": distinct, "place": np.arange(len(distinct), dtype=np.int32)})
+    rows = values.alias("id").to_frame()
+    return rows.join(table, on="id", how="left", maintain_order="left")["place"].to_numpy()
 
 
 def _is_dense(numbers: Int64Array) -> bool:
@@ -158,14 +164,14 @@ def _is_dense(numbers: Int64Array) -> bool:
     return int(numbers.max()) - int(numbers.min()) < max(4 * len(numbers), 1 << 20)
 
 
-def _number_dense(numbers: Int64Array) -> tuple[ExternalIds, Int32Array]:
+def _number_dense(numbers: Int64Array) -> tuple[IntegerIds, Int32Array]:
     """Number ids that lie close together by a table of their range instead of hashing."""
     if len(numbers) == 0:
-        return ExternalIds(numbers=numbers), np.empty(0, np.int32)
+        return IntegerIds(numbers), np.empty(0, np.int32)
     lowest = numbers.min()
     present = np.zeros(int(numbers.max() - lowest) + 1, np.bool_)
     places = numbers - lowest if lowest else numbers
     present[places] = True
     position_of = np.cumsum(present, dtype=np.int32)
     position_of -= 1
-    return ExternalIds(numbers=np.flatnonzero(present) + lowest), position_of[places]
+    return IntegerIds(np.flatnonzero(present) + lowest), position_of[places]

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune._native import order_log
-from recprune.identifiers import ExternalIds, number_ids
+from recprune.identifiers import ExternalId, ExternalIds, number_ids
 from recprune.types import (
+    BadRows,
+    Columns,
     InputError,
     Int32Array,
     Int64Array,
@@ -23,8 +25,9 @@ from recprune.types import (
 )
 
 if TYPE_CHECKING:
-    from recprune.formats import Columns, LogFormat
-    from recprune.readers import BadRows
+    import polars as pl
+
+    from recprune.formats import LogFormat
     from recprune.timestamps import TimeFormat
 
 DEFAULT_MIN_INTERACTIONS = 5
@@ -156,8 +159,8 @@ def read_interactions(
 
 
 def interactions_from_columns(
-    users: Sequence[Any] | NDArray[Any],
-    items: Sequence[Any] | NDArray[Any],
+    users: pl.Series | Sequence[ExternalId] | NDArray[Any],
+    items: pl.Series | Sequence[ExternalId] | NDArray[Any],
     times: Int64Array,
     *,
     min_interactions: int = DEFAULT_MIN_INTERACTIONS,
@@ -196,7 +199,7 @@ def interactions_from_columns(
     return Interactions(offsets, item_of_row[rows], times[rows], user_ids, item_ids, left_out)
 
 
-def _id_series(values: Any, name: str) -> Any:
+def _id_series(values: Any, name: str) -> pl.Series:
     import polars as pl
 
     series = pl.Series(values)

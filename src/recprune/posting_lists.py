@@ -16,13 +16,13 @@ class PostingLists:
     """The inverted indexes L₁ … L_M of all splits, items ascending within each list."""
 
     offsets: Int64Array  # [num_splits, num_sub_items + 1]
-    items: NDArray[np.int32] | NDArray[np.int64]  # [num_splits, num_items]
+    items: NDArray[np.int32 | np.int64]  # [num_splits, num_items]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", frozen(self.offsets))
         object.__setattr__(self, "items", frozen(self.items))
 
-    def posting_list(self, split: int, sub_item_id: int) -> NDArray[np.int32] | NDArray[np.int64]:
+    def posting_list(self, split: int, sub_item_id: int) -> NDArray[np.int32 | np.int64]:
         """Return L_m(b): the items with this sub-item id in this split."""
         start, stop = self.offsets[split, sub_item_id : sub_item_id + 2]
         return self.items[split, start:stop]

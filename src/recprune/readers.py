@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from recprune.formats import Columns, Layout, Source, find_layout, find_sources, movielens_file
+from recprune.formats import Layout, Source, find_layout, find_sources, movielens_file
 from recprune.timestamps import TimeFormat, parse_times
-from recprune.types import InputError, Int64Array, Progress, no_progress
+from recprune.types import BadRows, Columns, InputError, Int64Array, Progress, no_progress
 
 OnBadRows = Literal["error", "skip"]
 
@@ -32,15 +31,6 @@ _LONGEST_EXCERPT = 120
 # Never part of a line of JSON, so that a whole line is read as one field.
 _NO_DELIMITER = "\x1f"
 _RAGGED = "wrong number of fields"
-
-
-@dataclass(frozen=True)
-class BadRows:
-    """Rows that were left out for one reason."""
-
-    reason: str
-    count: int
-    first: str  # where the first of them stands, and its text
 
 
 @dataclass(frozen=True)
@@ -156,8 +146,10 @@ def _read_carefully(source: Source, layout: Layout) -> tuple[pl.DataFrame, int]:
     names = ["line"] if layout.kind == "jsonl" else [getattr(layout, role) for role in _ROLES]
     table = _read_arrow(source, layout, dict.fromkeys(names, pa.binary()), ragged)
     frame = pl.DataFrame({name: _decode(table.column(name)) for name in table.column_names})
-    rows = _json_columns(frame, layout) if layout.kind == "jsonl" else _roles(frame, layout)
-    return rows, len(ragged)
+    if layout.kind == "jsonl":
+        readable = frame["line"].str.json_path_match("$").is_not_null()
+        return _json_columns(frame, layout).with_columns(readable.alias("readable")), len(ragged)
+    return _roles(frame, layout), len(ragged)
 
 
 def _read_arrow(
@@ -166,8 +158,9 @@ def _read_arrow(
     """Read the named columns; rows of a wrong width raise, or go to `ragged` if that is given."""
 
     def set_aside(row: Any) -> str:
-        assert ragged is not None
-        ragged.append(None)
+        if ragged is None:
+            return "error"
+        ragged.append(row.actual_columns)
         return "skip"
 
     json_lines = layout.kind == "jsonl"
@@ -183,7 +176,7 @@ def _read_arrow(
                 delimiter=_NO_DELIMITER if json_lines else layout.delimiter,
                 quote_char='"' if layout.quoted and not json_lines else False,
                 newlines_in_values=layout.quoted and not json_lines,
-                invalid_row_handler=set_aside if ragged is not None else None,
+                invalid_row_handler=set_aside,
             ),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=list(types), column_types=types, strings_can_be_null=False
@@ -253,6 +246,8 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
         if mask.any():
             faults.append(_Fault(reason, mask))
 
+    if "readable" in rows.columns:
+        complain("not a JSON object", ~rows["readable"])
     for role in _ROLES:
         complain(f"the {role} is {null_reason}", rows[role].is_null())
         if rows[role].dtype == pl.String:
@@ -263,7 +258,7 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
         rows = rows.with_columns(ids.alias(role))
     times, expected = parse_times(rows["time"], layout.time_format)
     complain(f"impossible time, expected {expected}", times.is_null())
-    return rows.with_columns(times.alias("time")), faults
+    return rows.select("user", "item", times.alias("time")), faults
 
 
 def _as_ids(ids: pl.Series, role: str, integer_ids: bool) -> pl.Series:
@@ -322,8 +317,10 @@ def _describe_text_faults(
             bad_rows.append(BadRows(fault.reason, fault.count, f"{place}: {fault.reason}: {text}"))
         row += 1
     # The two readers can disagree on where a broken quote ends; the counts still stand.
-    for fault in wanted.values():
-        bad_rows.append(BadRows(fault.reason, fault.count, f"{source.path}: {fault.reason}"))
+    bad_rows += [
+        BadRows(fault.reason, fault.count, f"{source.path}: {fault.reason}")
+        for fault in wanted.values()
+    ]
     if ragged:
         bad_rows.append(BadRows(ragged, num_ragged, f"{source.path}: {ragged}"))
     return bad_rows
@@ -346,8 +343,11 @@ def _records(source: Source, layout: Layout) -> Iterator[tuple[int, str, int]]:
             if line.strip("\r\n"):
                 yield number, _excerpt(line), 1
         return
-    quoting = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines(), delimiter=layout.delimiter, quoting=quoting)
+    reader = csv.reader(
+        lines(),
+        delimiter=layout.delimiter,
+        quoting=csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE,
+    )
     while True:
         seen.clear()
         first_line = reader.line_num + 1

@@ -130,8 +130,8 @@ def _read_array(path: Path, entry: Json, verify: bool) -> NDArray[Any]:
         if verify and _file_checksum(path) != entry["sha256"]:
             raise StorageError(f"{path}: checksum does not match: the file was changed or damaged")
         # A memory map of nothing is refused by the system; an empty array is read instead.
-        mode = "r" if 0 not in entry["shape"] else None
-        array: NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+        mapped = 0 not in entry["shape"]
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except FileNotFoundError:
         raise StorageError(f"{path}: missing") from None
     except (OSError, ValueError) as error:

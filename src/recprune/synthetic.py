@@ -8,8 +8,9 @@ whole arrays: a log of 35 million rows takes seconds and no Python object per ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,14 +81,6 @@ class SyntheticLog:
     times: Int64Array  # unix seconds
 
 
-def synthetic_settings(preset: str, **changes: int | None) -> SyntheticSettings:
-    """Return a preset's settings, with those changes that are not None."""
-    if preset not in PRESETS:
-        raise InputError(f"preset is {preset!r}, expected one of {', '.join(PRESETS)}")
-    given = {name: value for name, value in changes.items() if value is not None}
-    return replace(PRESETS[preset], **given)
-
-
 def synthetic_log(settings: SyntheticSettings, *, progress: Progress = no_progress) -> SyntheticLog:
     """Draw a log. Every item occurs at least once, every user at least five times."""
     rng = np.random.default_rng(settings.seed)
@@ -131,7 +124,11 @@ def write_synthetic_log(
     if not target.parent.is_dir():
         raise InputError(f"{target}: the folder {target.parent} does not exist")
     log = synthetic_log(settings, progress=progress)
-    columns = {"user_id": log.users, "item_id": log.items, "timestamp": log.times}
+    columns: dict[str, NDArray[Any]] = {
+        "user_id": log.users,
+        "item_id": log.items,
+        "timestamp": log.times,
+    }
     schema = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "timestamp": pa.int64()})
     temporary = target.with_name(f".{target.name}.part")
     try:
@@ -275,13 +272,13 @@ def _draw_times(
     elapsed += np.repeat(begins, lengths)
     elapsed *= total_seconds
     origin = np.datetime64(settings.first_day, "s").astype(np.int64)
-    return origin + elapsed.astype(np.int64)
+    return elapsed.astype(np.int64) + int(origin)
 
 
 def _apportion(weights: Float64Array, total: int, least: int) -> Int64Array:
     """Return integers of at least `least` that add up to `total`, in proportion to the weights."""
     shares = weights / weights.sum() * (total - least * len(weights))
-    counts = least + np.floor(shares).astype(np.int64)
+    counts: Int64Array = least + np.floor(shares).astype(np.int64)
     largest_remainders = np.argsort(np.floor(shares) - shares, kind="stable")
     counts[largest_remainders[: total - int(counts.sum())]] += 1
     return counts

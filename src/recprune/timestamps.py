@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-from recprune.identifiers import number_ids
+from recprune.identifiers import number_integers
 from recprune.types import InputError
 
 TimeFormat = Literal["auto", "seconds", "milliseconds", "iso8601", "yyyymmdd"]
@@ -100,8 +100,9 @@ def _parse_unix(column: pl.Series, unit: str) -> pl.Series:
 
 def _parse_yyyymmdd(column: pl.Series) -> pl.Series:
     # A log has few distinct days: parse each once.
-    days, day_of_row = number_ids(column.cast(pl.Int64, strict=False).fill_null(0))
-    dates = pl.Series(days.numbers).cast(pl.String).str.to_date("%Y%m%d", strict=False)
+    numbers = column.cast(pl.Int64, strict=False).fill_null(0)
+    distinct, day_of_row = number_integers(numbers)
+    dates = pl.Series(distinct.numbers).cast(pl.String).str.to_date("%Y%m%d", strict=False)
     return dates.dt.epoch("us").gather(day_of_row)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,24 @@ class StorageError(RecpruneError):
 
 class MissingExtraError(RecpruneError, ImportError):
     """A feature was asked for whose optional dependencies are not installed."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold user, item and time; None means: detect."""
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Rows that were left out for one reason."""
+
+    reason: str
+    count: int
+    first: str  # where the first of them stands, and its text
 
 
 @contextmanager

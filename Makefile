@@ -1,0 +1,53 @@
+# `make demo` and `make test` set up everything they need in .venv; see `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Whatever the compiled module or the set of dependencies is made from.
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench stub clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp ## Take a real grocery log from the file to the codebook, with a picture
+	$(BIN)/python examples/grocery.py out/grocery.png
+
+test: $(VENV)/dev.stamp ## Run the tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev.stamp ## Lint, formatting and types, C++ included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror native/*
+
+format: $(VENV)/dev.stamp ## Format all code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i native/*
+
+bench: $(VENV)/dev.stamp ## Measure the data path at the paper's full size (about 5 minutes, 3 GB of disk)
+	$(BIN)/python benchmarks/data_path.py
+
+stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
+	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi
+
+clean: ## Remove everything that was built or installed here
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; say which with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "No virtual environment: on Debian and Ubuntu, apt install python3-venv python3-dev"; exit 1; }
+
+$(VENV)/demo.stamp: $(BIN)/python $(BUILD_INPUTS)
+	$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(BIN)/python $(BUILD_INPUTS)
+	$(INSTALL) --config-settings=cmake.define.RECPRUNE_WERROR=ON --editable '.[dev]'
+	@touch $@ $(VENV)/demo.stamp

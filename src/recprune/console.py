@@ -1,0 +1,38 @@
+"""What the commands print: tables on standard output, progress and complaints on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from recprune.types import Progress, needs_extra
+
+with needs_extra("data"):
+    from rich.console import Console
+    from rich.table import Table
+
+output = Console(highlight=False)
+messages = Console(stderr=True, highlight=False)
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: the first column to the left, the others, being numbers, to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
+    output.print(table)
+
+
+@contextmanager
+def showing_progress(task: str) -> Iterator[Progress]:
+    """Show on a terminal what is going on and for how long; elsewhere stay silent."""
+    begun = time.monotonic()
+    with messages.status(task) as status:
+
+        def progress(step: str) -> None:
+            status.update(f"{task}: {step} [dim]({time.monotonic() - begun:.0f} s)[/]")
+
+        yield progress

@@ -1,0 +1,137 @@
+"""The command as a stranger types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recprune import Codebook, read_interactions
+from recprune.cli import main
+
+COMMAND = Path(sys.executable).with_name("recprune")
+
+
+@pytest.fixture(scope="module")
+def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "log.parquet"
+    sizes = ["--users", "60", "--items", "300", "--interactions", "4000"]
+    assert main(["synth", "--out", str(path), *sizes]) == 0
+    return path
+
+
+def test_stats_as_json(log_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(log_file), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures)[:4] == ["users", "items", "interactions", "average_length"]
+    assert (figures["users"], figures["items"], figures["interactions"]) == (60, 300, 4000)
+    assert figures["average_length"] == pytest.approx(4000 / 60)
+
+
+def test_stats_as_a_table(log_file: Path) -> None:
+    shown = subprocess.run([COMMAND, "stats", log_file], capture_output=True, text=True, check=True)
+    assert "4,000" in shown.stdout
+    assert "average length" in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_codebook(log_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "codebook"
+    arguments = ["codebook", str(log_file), "--out", str(out), "--splits", "4", "--sub-items", "16"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "300 items in 4 splits of 16 sub-items" in shown
+    assert "singular value" in shown
+    codebook = Codebook.load(out)
+    assert codebook.item_ids is not None
+    assert codebook.item_ids[0] == read_interactions(log_file).item_ids[0]
+    assert main([*arguments, "--method", "random", "--holdout", "none"]) == 0  # replaces it
+    assert Codebook.load(out).settings == {"method": "random", "seed": 0}
+    assert main([*arguments, "--holdout", "leave-one-out"]) == 0
+
+
+def test_bad_rows_stop_the_command_or_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    good = "".join(f"{user},{item},12875{item}\n" for user in range(3) for item in range(10, 15))
+    path.write_text("user,item,time\n" + good + "1,2\n")
+    refused = subprocess.run([COMMAND, "stats", path], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert (
+        refused.stderr
+        == f"recprune stats: {path}: line 17: too few fields (2, expected 3): '1,2'\n"
+    )
+    assert refused.stdout == ""
+    skipped = subprocess.run(
+        [COMMAND, "stats", path, "--on-bad-rows", "skip", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "left out 1 rows: wrong number of fields" in skipped.stderr
+    assert json.loads(skipped.stdout)["bad_rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stats", "nowhere.csv"], "nowhere.csv: no such file or folder"),
+        (["stats", "LOG", "--format", "gowala"], "expected one of auto, gowalla"),
+        (["stats", "LOG", "--user-column", "who"], "no column 'who'"),
+        (["stats", "LOG", "--min-interactions", "1000000"], "no user has 1000000 interactions"),
+        (["codebook", "LOG", "--out", "LOG"], "already exists and is something else"),
+        (["codebook", "LOG", "--out", "x", "--splits", "0"], "num_splits is 0"),
+        (["codebook", "LOG", "--out", "x", "--train-fraction", "2"], "train_fraction is 2.0"),
+        (["synth", "--out", "x/y.parquet"], "the folder x does not exist"),
+        (["synth", "--out", "y.parquet", "--users", "0"], "num_users is 0"),
+    ],
+)
+def test_mistakes_end_with_a_message_and_leave_nothing(
+    log_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(log_file) if word == "LOG" else word for word in arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_quietly_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "log.parquet"
+    running = subprocess.Popen(
+        [COMMAND, "synth", "--preset", "tmall-like", "--out", out],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)
+    os.kill(running.pid, signal.SIGINT)
+    _, complaint = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted" in complaint
+    assert "Traceback" not in complaint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_is_no_error(log_file: Path) -> None:
+    shown = subprocess.run(
+        f"'{COMMAND}' stats '{log_file}' | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stderr == ""
+
+
+def test_version_and_help() -> None:
+    for option in ("--version", "--help"):
+        subprocess.run([COMMAND, option], check=True, capture_output=True)

@@ -1,0 +1,26 @@
+"""The guided tour runs from end to end and leaves its picture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_demo(tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "grocery.py", picture],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for piece in ("68,505", "test targets", "Bananas", "singular value", str(picture)):
+        assert piece in shown.stdout.replace("\n", "")
+    pixels = matplotlib.image.imread(picture)
+    assert pixels.shape[1] > 1000
+    assert pixels.std() > 0.05  # something is drawn on it

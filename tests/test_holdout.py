@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recprune import Holdout, InputError, leave_one_out, temporal_holdout
+from tests.conftest import log_of
+
+
+def training_of(holdout: Holdout) -> list[list[object]]:
+    ids = holdout.log.item_ids
+    return [
+        [ids[item] for item in holdout.train.history(user).tolist()]
+        for user in range(holdout.log.num_users)
+    ]
+
+
+def targets_of(holdout: Holdout, name: str) -> dict[object, tuple[list[object], object]]:
+    """Return user → (history, target), in external ids."""
+    targets, log = getattr(holdout, name), holdout.log
+    return {
+        log.user_ids[int(targets.users[t])]: (
+            [log.item_ids[item] for item in holdout.history(targets, t).tolist()],
+            log.item_ids[int(targets.items[t])],
+        )
+        for t in range(len(targets))
+    }
+
+
+#     time  1  2  3  4  5  6  7  8 | 9  10
+#     ann   a     b     c          | d  e
+#     bob      a     b     c  d  e |
+#     cat                          | (nothing before: see below)
+TEN = [
+    ("ann", "a", 1), ("bob", "a", 2), ("ann", "b", 3), ("bob", "b", 4), ("ann", "c", 5),
+    ("bob", "c", 6), ("bob", "d", 7), ("bob", "e", 8), ("ann", "d", 9), ("cat", "z", 10),
+]  # fmt: skip
+
+
+def test_temporal_by_hand() -> None:
+    holdout = temporal_holdout(log_of(*TEN), train_fraction=0.8, validation_users=0)
+    assert holdout.cut_time == 8
+    assert training_of(holdout) == [["a", "b", "c"], ["a", "b", "c", "d", "e"], []]
+    assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
+    assert [holdout.log.user_ids[user] for user in holdout.dropped_users] == ["cat"]
+    assert holdout.train.num_items == 6  # z is only seen after the cut, and stays
+
+
+def test_validation_items_leave_training_but_not_the_test_history() -> None:
+    holdout = temporal_holdout(log_of(*TEN), train_fraction=0.8, validation_users=2)
+    assert training_of(holdout) == [["a", "b"], ["a", "b", "c", "d"], []]
+    assert targets_of(holdout, "validation") == {
+        "ann": (["a", "b"], "c"),
+        "bob": (["a", "b", "c", "d"], "e"),
+    }
+    assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
+
+
+def test_equal_times_are_never_torn_apart() -> None:
+    # Four of eight at time 2: a cut at 50 % cannot stop in the midst of them.
+    rows = [
+        ("u", "a", 1),
+        ("v", "a", 1),
+        *[("u", item, 2) for item in "bcde"],
+        ("u", "f", 3),
+        ("v", "f", 3),
+    ]
+    for fraction in (0.3, 0.5, 0.75):
+        holdout = temporal_holdout(log_of(*rows), train_fraction=fraction, validation_users=0)
+        assert holdout.cut_time == 2
+        assert training_of(holdout) == [["a", "b", "c", "d", "e"], ["a"]]
+        assert targets_of(holdout, "test")["u"][1] == "f"
+
+
+def test_everything_at_one_time_is_all_training() -> None:
+    holdout = temporal_holdout(log_of(("u", "a", 1), ("u", "b", 1)), validation_users=5)
+    assert len(holdout.test) == 0
+    assert targets_of(holdout, "validation") == {"u": (["a"], "b")}
+
+
+def test_users_with_too_little_history_can_be_dropped() -> None:
+    log = log_of(*TEN)
+    holdout = temporal_holdout(log, train_fraction=0.8, validation_users=0, min_history=4)
+    assert training_of(holdout) == [[], ["a", "b", "c", "d", "e"], []]
+    assert len(holdout.test) == 0
+    assert len(holdout.dropped_users) == 2
+
+
+def test_leave_one_out_by_hand() -> None:
+    holdout = leave_one_out(log_of(*TEN), validation_users=1, seed=0)
+    assert holdout.cut_time is None
+    assert targets_of(holdout, "test") == {
+        "ann": (["a", "b", "c"], "d"),
+        "bob": (["a", "b", "c", "d"], "e"),
+    }
+    assert [holdout.log.user_ids[user] for user in holdout.dropped_users] == ["cat"]
+    (validated,) = targets_of(holdout, "validation").items()
+    assert validated in [("ann", (["a", "b"], "c")), ("bob", (["a", "b", "c"], "d"))]
+
+
+LOGS = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=80
+)
+
+
+@given(LOGS, st.floats(0.05, 0.95), st.integers(0, 6), st.integers(1, 3), st.integers(0, 3))
+def test_nothing_leaks_from_the_future_and_nothing_is_lost(
+    rows: list[tuple[int, int, int]], fraction: float, validation: int, min_history: int, seed: int
+) -> None:
+    log = log_of(*rows)
+    holdout = temporal_holdout(
+        log,
+        train_fraction=fraction,
+        validation_users=validation,
+        min_history=min_history,
+        seed=seed,
+    )
+    cut, train, test = holdout.cut_time, holdout.train, holdout.test
+    assert cut is not None
+    before = int((log.times <= cut).sum())
+    assert before >= fraction * log.num_interactions
+    assert int((log.times < cut).sum()) < fraction * log.num_interactions
+    assert train.num_interactions == 0 or train.times.max() <= cut
+    assert len(holdout.validation) <= validation
+    dropped = set(holdout.dropped_users.tolist())
+    validated = dict(
+        zip(holdout.validation.users.tolist(), range(len(holdout.validation)), strict=True)
+    )
+    tested = dict(zip(test.users.tolist(), range(len(test)), strict=True))
+    for user in range(log.num_users):
+        rows_of_user = slice(log.offsets[user], log.offsets[user + 1])
+        items, times = log.items[rows_of_user], log.times[rows_of_user]
+        past, future = items[times <= cut].tolist(), items[times > cut].tolist()
+        training = train.history(user).tolist()
+        if len(past) < min_history:
+            assert user in dropped
+            assert training == []
+            assert user not in tested
+            continue
+        if user in validated:
+            target = validated[user]
+            assert training == past[:-1] == holdout.history(holdout.validation, target).tolist()
+            assert holdout.validation.items[target] == past[-1]
+            assert training
+        else:
+            assert training == past
+        assert (user in tested) == bool(future)
+        if future:
+            assert test.items[tested[user]] == future[0]
+            assert holdout.history(test, tested[user]).tolist() == past
+
+
+def test_the_seed_chooses_the_validation_users() -> None:
+    log = log_of(*[(user, item, item) for user in range(50) for item in range(5)])
+    chosen = [
+        leave_one_out(log, validation_users=10, seed=seed).validation.users.tolist()
+        for seed in (1, 1, 2)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0])) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train_fraction": 1.0}, "train_fraction is 1.0"),
+        ({"train_fraction": float("nan")}, "train_fraction is nan"),
+        ({"validation_users": -1}, "validation_users is -1"),
+        ({"min_history": 0}, "min_history is 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        temporal_holdout(log_of(*TEN), **arguments)  # type: ignore[arg-type]
+
+
+def test_an_empty_log_is_refused() -> None:
+    empty = log_of((1, 2, 3)).select(np.array([False]))
+    with pytest.raises(InputError, match="no interactions"):
+        temporal_holdout(empty)

@@ -1,0 +1,82 @@
+"""The C++ core against slow Python twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from recprune import InputError, build_posting_lists, items_sharing_most
+from recprune._native import order_log
+from recprune.types import CodeArray
+
+
+@given(
+    codes=st.one_of(
+        npst.arrays(np.uint8, npst.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=40)),
+        npst.arrays(
+            np.uint16,
+            npst.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=40),
+            elements=st.integers(0, 300),
+        ),
+    ).filter(lambda codes: codes.shape[1] > 0),
+    threads=st.integers(1, 4),
+)
+def test_posting_lists_hold_each_item_once_per_split(codes: CodeArray, threads: int) -> None:
+    num_sub_items = 301
+    lists = build_posting_lists(codes, num_sub_items, threads=threads)
+    for split in range(codes.shape[1]):
+        for sub_item in range(num_sub_items):
+            expected = np.flatnonzero(codes[:, split] == sub_item)
+            assert np.array_equal(lists.posting_list(split, sub_item), expected)
+
+
+def test_posting_lists_take_codes_that_are_not_contiguous() -> None:
+    codes = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    lists = build_posting_lists(codes[:, ::2], 24)
+    assert lists.posting_list(1, 10).tolist() == [2]
+
+
+def test_a_code_without_posting_list_is_named() -> None:
+    codes = np.zeros((5, 3), np.uint8)
+    codes[4, 1] = 9
+    with pytest.raises(InputError, match="split 1, row 4 has value 9, expected 0 to 8"):
+        build_posting_lists(codes, 9, threads=2)
+
+
+@pytest.mark.parametrize(
+    "codes", [np.zeros(3, np.uint8), np.zeros((3, 2), np.int64), np.zeros((3, 0), np.uint8)]
+)
+def test_codes_of_a_wrong_shape_or_type_are_refused(codes: CodeArray) -> None:
+    with pytest.raises(InputError, match="codes"):
+        build_posting_lists(codes, 4)
+
+
+def test_neighbours_by_hand() -> None:
+    codes = np.array([[0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 1], [1, 1, 1]], np.uint8)
+    lists = build_posting_lists(codes, 2)
+    items, shared = items_sharing_most(lists, codes, 0, 10)
+    assert items.tolist() == [1, 2, 3]  # item 4 shares nothing
+    assert shared.tolist() == [2, 2, 1]
+    with pytest.raises(InputError, match="item 5 of 5"):
+        items_sharing_most(lists, codes, 5, 1)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), max_size=60),
+)
+def test_log_order_is_python_s_stable_sort(rows: list[tuple[int, int]]) -> None:
+    users = np.array([user for user, _ in rows], np.int32)
+    times = np.array([time for _, time in rows], np.int64)
+    offsets, order = order_log(users, times, 6)
+    assert order.tolist() == sorted(range(len(rows)), key=lambda row: rows[row])
+    assert np.array_equal(np.diff(offsets), np.bincount(users, minlength=6))
+
+
+def test_log_order_refuses_users_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match="row 1 has value -1"):
+        order_log(np.array([0, -1], np.int32), np.zeros(2, np.int64), 1)
+    with pytest.raises(ValueError, match="differ in length"):
+        order_log(np.zeros(2, np.int32), np.zeros(3, np.int64), 1)

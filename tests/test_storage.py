@@ -1,0 +1,200 @@
+"""One saved thing is one folder: whole, checked, and never in the way of anybody's files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recprune import StorageError, storage
+from recprune.storage import load_folder, save_folder
+
+ARRAYS = {
+    "numbers": np.arange(12, dtype=np.int64).reshape(3, 4),
+    "nothing": np.empty((0, 3), np.uint8),
+    "big_endian": np.array([1, 2, 3], ">u2"),
+}
+
+
+def save(folder: Path, value: int = 1) -> None:
+    save_folder(folder, kind="thing", version=2, settings={"value": value}, arrays=ARRAYS)
+
+
+def load(folder: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return load_folder(folder, **({"kind": "thing", "version": 2} | options))
+
+
+def test_what_is_saved_is_loaded_as_read_only_memory_maps(tmp_path: Path) -> None:
+    save(tmp_path / "deep" / "thing")
+    settings, arrays = load(tmp_path / "deep" / "thing")
+    assert settings == {"value": 1}
+    assert set(arrays) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert np.array_equal(arrays[name], array)
+        assert arrays[name].dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
+    assert isinstance(arrays["numbers"], np.memmap)
+    assert not arrays["numbers"].flags.writeable
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["thing"]
+
+
+def test_a_folder_of_the_same_kind_is_replaced_and_an_old_map_stays_readable(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "thing", 1)
+    _, old = load(tmp_path / "thing")
+    save(tmp_path / "thing", 2)
+    assert load(tmp_path / "thing")[0] == {"value": 2}
+    assert old["numbers"].sum() == 66
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "thing").mkdir()
+    save(tmp_path / "thing")
+    assert load(tmp_path / "thing")[0] == {"value": 1}
+
+
+def test_other_people_s_files_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    (tmp_path / "file").write_text("text")
+    save_folder(tmp_path / "other", kind="other", version=2, settings={}, arrays={})
+    for name, what in [
+        ("home", "something else"),
+        ("file", "something else"),
+        ("other", "saved other"),
+    ]:
+        with pytest.raises(StorageError, match=f"{name}: already exists and is (a )?{what}"):
+            save(tmp_path / name)
+    assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "home", "other"]
+
+
+def test_a_swap_without_system_support_still_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "thing", 1)
+    monkeypatch.setattr(storage.ctypes, "CDLL", lambda *_, **__: object())
+    save(tmp_path / "thing", 2)
+    assert load(tmp_path / "thing")[0] == {"value": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
+
+
+def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        save(tmp_path / "thing")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "thing").stat().st_mode) == 0o755
+
+
+# Damage ------------------------------------------------------------------------------------------
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def change_manifest(path: Path, **changes: object) -> None:
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "numbers.npy").write_bytes((d / "numbers.npy").read_bytes()[:-5]), "numbers.npy: 219 bytes, expected 224: truncated"),
+        (lambda d: flip_a_bit(d / "numbers.npy"), "numbers.npy: checksum does not match"),
+        (lambda d: (d / "numbers.npy").unlink(), "numbers.npy: missing"),
+        (lambda d: (d / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda d: (d / "manifest.json").write_text("{"), "not a recprune manifest, or a truncated one"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "not a recprune manifest"),
+        (lambda d: (d / "manifest.json").write_bytes(b"\xff"), "manifest.json: cannot be read"),
+        (lambda d: change_manifest(d / "manifest.json", settings={"value": 9}), "checksum does not match"),
+        (lambda d: change_manifest(d / "manifest.json", version=3), "format version 3, this recprune reads 2"),
+        (lambda d: change_manifest(d / "manifest.json", kind="cake"), "holds a saved cake, not a thing"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
+    folder = tmp_path / "thing"
+    save(folder)
+    damage(folder)
+    with pytest.raises(StorageError, match=message) as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_arrays_swapped_between_folders_are_refused_even_without_checksums(tmp_path: Path) -> None:
+    save(tmp_path / "thing")
+    data = np.zeros((4, 3), np.int64)  # as many bytes, another shape
+    np.save(tmp_path / "thing" / "numbers.npy", data)
+    with pytest.raises(StorageError, match=r"holds <i8\[4, 3\], expected <i8\[3, 4\]"):
+        load(tmp_path / "thing", verify=False)
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    save(tmp_path / "thing")
+    path = tmp_path / "thing" / "numbers.npy"
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    entry = {
+        "file": path.name,
+        "dtype": "|O",
+        "shape": [1],
+        "bytes": path.stat().st_size,
+        "sha256": "",
+    }
+    manifest = {"kind": "thing", "version": 2, "settings": {}, "arrays": {"numbers": entry}}
+    manifest["sha256"] = storage._manifest_checksum(manifest)
+    (tmp_path / "thing" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="numbers.npy: cannot be read"):
+        load(tmp_path / "thing", verify=False)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere: not a saved thing: the folder does not exist"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_the_old_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "thing", 1)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(storage, "_flush_to_disk", full)
+    with pytest.raises(StorageError, match="thing: cannot be written: No space left on device"):
+        save(tmp_path / "thing", 2)
+    assert load(tmp_path / "thing")[0] == {"value": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
+
+
+def test_a_kill_in_the_midst_of_saving_leaves_the_old_one_whole(tmp_path: Path) -> None:
+    save(tmp_path / "thing", 1)
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        import numpy as np
+        from recprune import storage
+        storage._put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        storage.save_folder(sys.argv[1], kind="thing", version=2, settings={"value": 2},
+                            arrays={"numbers": np.arange(3)})
+        """
+    )
+    killed = subprocess.run([sys.executable, "-c", program, tmp_path / "thing"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert load(tmp_path / "thing")[0] == {"value": 1}
