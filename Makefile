@@ -30,7 +30,7 @@ format: $(VENV)/dev.stamp ## Format all code
 	$(BIN)/clang-format -i native/*
 
 bench: $(VENV)/dev.stamp ## Measure the data path at the paper's full size (about 5 minutes, 3 GB of disk)
-	$(BIN)/python benchmarks/data_path.py
+	$(BIN)/python -m benchmarks.data_path
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi

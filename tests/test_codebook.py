@@ -174,20 +174,18 @@ def test_pq_assigns_the_nearest_and_reports_its_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "arguments", "message"),
+    ("shape", "num_splits", "num_sub_items", "message"),
     [
-        ((10, 8), {"num_sub_items": 11}, "10 items cannot fill 11 sub-items"),
-        ((10, 9), {"num_splits": 2}, "width 9 do not divide into 2 splits"),
-        ((10,), {}, r"embeddings is float32\[10\]"),
+        ((10, 8), 1, 11, "10 items cannot fill 11 sub-items"),
+        ((10, 9), 2, 2, "width 9 do not divide into 2 splits"),
+        ((10,), 1, 2, r"embeddings is float32\[10\]"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(
-    shape: tuple[int, ...], arguments: dict[str, int], message: str
+    shape: tuple[int, ...], num_splits: int, num_sub_items: int, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        assign_pq(
-            np.zeros(shape, np.float32), **({"num_splits": 1, "num_sub_items": 2} | arguments)
-        )  # type: ignore[arg-type]
+        assign_pq(np.zeros(shape, np.float32), num_splits=num_splits, num_sub_items=num_sub_items)
 
 
 def test_vectors_with_nan_are_refused_by_position() -> None:

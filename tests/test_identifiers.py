@@ -40,7 +40,7 @@ def test_select_numbers_the_kept_ids_anew(values: list[str], data: st.DataObject
     ids, _ = number_ids(pl.Series(values))
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))), bool)
     kept = ids.select(keep)
-    assert [kept[k] for k in range(len(kept))] == [ids[k] for k in np.flatnonzero(keep)]
+    assert [kept[k] for k in range(len(kept))] == [ids[k] for k in np.flatnonzero(keep).tolist()]
 
 
 @pytest.mark.parametrize("unknown", [5, "x", 2**70, -(2**70), None, 1.0, True, b"a"])

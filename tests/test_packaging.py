@@ -57,8 +57,11 @@ def test_wheel_works_in_an_environment_with_numpy_alone(
     (wheel,) = distributions.glob("*.whl")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
-    subprocess.run(install, check=True, capture_output=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel],
+        check=True,
+        capture_output=True,
+    )
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True
     )

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from recprune import StorageError, storage
 from recprune.storage import load_folder, save_folder
 
-ARRAYS = {
+ARRAYS: dict[str, NDArray[Any]] = {
     "numbers": np.arange(12, dtype=np.int64).reshape(3, 4),
     "nothing": np.empty((0, 3), np.uint8),
     "big_endian": np.array([1, 2, 3], ">u2"),
@@ -30,8 +31,8 @@ def save(folder: Path, value: int = 1) -> None:
     save_folder(folder, kind="thing", version=2, settings={"value": value}, arrays=ARRAYS)
 
 
-def load(folder: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return load_folder(folder, **({"kind": "thing", "version": 2} | options))
+def load(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    return load_folder(folder, kind="thing", version=2, verify=verify)
 
 
 def test_what_is_saved_is_loaded_as_read_only_memory_maps(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_swap_without_system_support_still_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "thing", 1)
-    monkeypatch.setattr(storage.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     save(tmp_path / "thing", 2)
     assert load(tmp_path / "thing")[0] == {"value": 2}
     assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]

@@ -1,0 +1,1 @@
+"""Measurements: each module is one benchmark, run with `make bench`."""
