@@ -9,8 +9,8 @@
 #include <span>
 #include <stdexcept>
 
-#include "log_order.hpp"
 #include "posting_lists.hpp"
+#include "sort_log.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -70,17 +70,23 @@ nb::tuple posting_lists(const Matrix<Code>& codes, std::size_t num_sub_items, st
     return posting_lists_as<Code, std::int64_t>(codes, num_sub_items, threads);
 }
 
-nb::tuple order_log(const Vector<std::int32_t>& users, const Vector<std::int64_t>& times,
-                    std::size_t num_users) {
-    if (users.size() != times.size())
-        throw std::invalid_argument("users and times differ in length");
+nb::tuple sort_log(const Vector<std::int32_t>& users, const Vector<std::int32_t>& items,
+                   const Vector<std::int64_t>& times, std::size_t num_users) {
+    const std::size_t num_rows = users.size();
+    if (items.size() != num_rows || times.size() != num_rows)
+        throw std::invalid_argument("users, items and times differ in length");
     Output<std::int64_t> offsets(num_users + 1);
-    Output<std::int64_t> rows(users.size());
+    Output<std::int32_t> sorted_items(num_rows);
+    Output<std::int64_t> sorted_times(num_rows);
     {
         nb::gil_scoped_release unlocked;
-        recprune::order_log(as_span(users), as_span(times), offsets.span(), rows.span());
+        auto sort = num_rows <= UINT32_MAX ? recprune::sort_log<std::uint32_t>
+                                           : recprune::sort_log<std::uint64_t>;
+        sort(as_span(users), as_span(items), as_span(times), offsets.span(), sorted_items.span(),
+             sorted_times.span());
     }
-    return nb::make_tuple(offsets.release({num_users + 1}), rows.release({users.size()}));
+    return nb::make_tuple(offsets.release({num_users + 1}), sorted_items.release({num_rows}),
+                          sorted_times.release({num_rows}));
 }
 
 }  // namespace
@@ -100,9 +106,12 @@ NB_MODULE(_native, module) {
                        "num_sub_items: int, threads: int) -> tuple["
                        "numpy.typing.NDArray[numpy.int64], "
                        "numpy.typing.NDArray[numpy.int32 | numpy.int64]]"));
-    module.def("order_log", &order_log, "users"_a.noconvert(), "times"_a.noconvert(), "num_users"_a,
-               nb::sig("def order_log(users: numpy.typing.NDArray[numpy.int32], "
+    module.def("sort_log", &sort_log, "users"_a.noconvert(), "items"_a.noconvert(),
+               "times"_a.noconvert(), "num_users"_a,
+               nb::sig("def sort_log(users: numpy.typing.NDArray[numpy.int32], "
+                       "items: numpy.typing.NDArray[numpy.int32], "
                        "times: numpy.typing.NDArray[numpy.int64], num_users: int) -> tuple["
-                       "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]"),
-               "(offsets [users + 1], rows): rows by user, then time, then input order.");
+                       "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], "
+                       "numpy.typing.NDArray[numpy.int64]]"),
+               "(offsets [users + 1], items, times): by user, then time, then input order.");
 }

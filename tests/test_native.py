@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from recprune import InputError, build_posting_lists, items_sharing_most
-from recprune._native import order_log
+from recprune._native import sort_log
 from recprune.types import CodeArray
 
 
@@ -67,16 +67,18 @@ def test_neighbours_by_hand() -> None:
 @given(
     rows=st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), max_size=60),
 )
-def test_log_order_is_python_s_stable_sort(rows: list[tuple[int, int]]) -> None:
+def test_the_order_of_a_log_is_python_s_stable_sort(rows: list[tuple[int, int]]) -> None:
     users = np.array([user for user, _ in rows], np.int32)
     times = np.array([time for _, time in rows], np.int64)
-    offsets, order = order_log(users, times, 6)
+    offsets, order, sorted_times = sort_log(users, np.arange(len(rows), dtype=np.int32), times, 6)
     assert order.tolist() == sorted(range(len(rows)), key=lambda row: rows[row])
+    assert np.array_equal(sorted_times, times[order])
     assert np.array_equal(np.diff(offsets), np.bincount(users, minlength=6))
 
 
-def test_log_order_refuses_users_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match="row 1 has value -1"):
-        order_log(np.array([0, -1], np.int32), np.zeros(2, np.int64), 1)
+def test_sorting_refuses_users_that_do_not_exist() -> None:
+    items, times = np.zeros(2, np.int32), np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match="row 1 has value -1, expected 0 to 0"):
+        sort_log(np.array([0, -1], np.int32), items, times, 1)
     with pytest.raises(ValueError, match="differ in length"):
-        order_log(np.zeros(2, np.int32), np.zeros(3, np.int64), 1)
+        sort_log(np.zeros(3, np.int32), items, times, 1)

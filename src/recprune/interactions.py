@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune._native import order_log
+from recprune._native import sort_log
 from recprune.identifiers import ExternalId, ExternalIds, number_ids
 from recprune.types import (
     BadRows,
@@ -75,8 +75,10 @@ class Interactions:
             raise InputError(f"offsets must ascend to the number of items, {len(self.items)}")
         if len(self.items) and not (0 <= self.items.min() and self.items.max() < self.num_items):
             raise InputError(f"items must be internal ids from 0 to {self.num_items - 1}")
-        backwards = np.flatnonzero(np.diff(self.times) < 0) + 1
-        if not np.isin(backwards, self.offsets).all():
+        backwards = np.flatnonzero(self.times[1:] < self.times[:-1]) + 1
+        starts_history = np.zeros(len(self.items) + 1, np.bool_)
+        starts_history[self.offsets] = True
+        if not starts_history[backwards].all():
             raise InputError("times must ascend within each user's history")
 
     @property
@@ -195,8 +197,10 @@ def interactions_from_columns(
         left_out = LeftOut(bad_rows, int((~long_enough).sum()), len(times) - len(user_of_row))
         times = times[kept]
     item_ids, item_of_row = number_ids(item_series)
-    offsets, rows = order_log(user_of_row, np.ascontiguousarray(times), len(user_ids))
-    return Interactions(offsets, item_of_row[rows], times[rows], user_ids, item_ids, left_out)
+    offsets, sorted_items, sorted_times = sort_log(
+        user_of_row, item_of_row, np.ascontiguousarray(times, np.int64), len(user_ids)
+    )
+    return Interactions(offsets, sorted_items, sorted_times, user_ids, item_ids, left_out)
 
 
 def _id_series(values: Any, name: str) -> pl.Series:

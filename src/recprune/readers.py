@@ -11,6 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -164,7 +165,8 @@ def _read_arrow(
         return "skip"
 
     json_lines = layout.kind == "jsonl"
-    with source.open() as stream:
+    # Given a path, Arrow reads ahead in parallel; compressed bytes can only be streamed.
+    with source.open() if source.compression else nullcontext(str(source.path)) as stream:
         return pa_csv.read_csv(
             stream,
             read_options=pa_csv.ReadOptions(
