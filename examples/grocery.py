@@ -17,13 +17,13 @@ import numpy as np
 import polars as pl
 
 import recprune
-from recprune.cli import print_codebook, statistics_rows
+from recprune.cli import print_codebook, print_holdout, statistics_rows
 from recprune.console import output, print_table, showing_progress
-from recprune.statistics import iso_time
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
+from rich.text import Text
 
 NEIGHBOURS = 5
 _DEPARTMENTS = 10
@@ -31,9 +31,9 @@ _BINS = 16  # of sub-item ids, in the picture of the departments
 # Products that everybody knows, by their product_id in the data set.
 WELL_KNOWN = {
     1082185: "Bananas",
-    872729: "Yoghurt, single cup",
+    872729: "Yogurt, single cup",
     1085604: "Soft drink, small bottle",
-    6534178: "Petrol",
+    1068651: "Newspaper",
 }
 
 
@@ -53,23 +53,14 @@ def main() -> None:
 
     output.rule("2. One moment divides past and future")
     holdout = recprune.temporal_holdout(log)
-    print_table(
-        f"Cut after {iso_time(holdout.cut_time or 0)}",
-        ("", "interactions", "users"),
-        [
-            ("training", f"{holdout.train.num_interactions:,}", _with_history(holdout.train)),
-            ("validation targets", f"{len(holdout.validation):,}", f"{len(holdout.validation):,}"),
-            ("test targets", f"{len(holdout.test):,}", f"{len(holdout.test):,}"),
-            ("dropped, no past", "", f"{len(holdout.dropped_users):,}"),
-        ],
-    )
+    print_holdout(holdout)
 
     output.rule("3. Every product becomes eight sub-item ids")
     with showing_progress("codebook") as progress:
         codebook = recprune.assign_svd(holdout.train, progress=progress)
     print_codebook(codebook)
 
-    output.rule("4. Who shares sub-item ids is bought by the same people")
+    output.rule("4. Products that share sub-item ids are bought by similar households")
     names = _product_names(products)
     lists = recprune.build_posting_lists(codebook.codes, codebook.num_sub_items, threads=2)
     shown: list[list[int]] = []
@@ -77,16 +68,11 @@ def main() -> None:
         item = log.item_ids.find(product_id)
         neighbours, shared = recprune.items_sharing_most(lists, codebook.codes, item, NEIGHBOURS)
         shown.append([item, *neighbours.tolist()])
-        rows = [(name, " ".join(f"{code:3d}" for code in codebook.codes[item]), "")]
+        rows: list[tuple[str | Text, ...]] = [(name, _code_text(codebook, item, item), "")]
         for neighbour, count in zip(neighbours.tolist(), shared.tolist(), strict=True):
-            code = " ".join(
-                f"[bold green]{theirs:3d}[/]" if theirs == ours else f"[dim]{theirs:3d}[/]"
-                for theirs, ours in zip(
-                    codebook.codes[neighbour], codebook.codes[item], strict=True
-                )
-            )
+            code = _code_text(codebook, neighbour, item)
             rows.append((f"  {_name(names, log, neighbour)}", code, f"{count} of 8"))
-        print_table("", ("product", "code", "shared"), rows)
+        print_table("", ("product", "code (shared ids in bold)", "shared"), rows)
 
     picture.parent.mkdir(parents=True, exist_ok=True)
     _draw(picture, log, codebook, shown, products)
@@ -101,8 +87,12 @@ def _data_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
-def _with_history(log: recprune.Interactions) -> str:
-    return f"{int((log.lengths > 0).sum()):,}"
+def _code_text(codebook: recprune.Codebook, item: int, other: int) -> Text:
+    """Return an item's code, with the sub-item ids in bold that another item has too."""
+    text = Text()
+    for mine, theirs in zip(codebook.codes[item], codebook.codes[other], strict=True):
+        text.append(f"{mine:3d} ", style="bold green" if mine == theirs else "dim")
+    return text
 
 
 def _product_names(products: pl.DataFrame) -> dict[object, str]:
@@ -111,7 +101,9 @@ def _product_names(products: pl.DataFrame) -> dict[object, str]:
     columns = products.select("product_id", "product_type", "product_category", "package_size")
     for product_id, product_type, category, size in columns.iter_rows():
         name = (product_type or category or "unnamed product").capitalize()
-        names[product_id] = f"{name}, {size.lower()}" if size else name
+        # Some sizes are codes of the till, not sizes.
+        readable = size and not size[:4].isdigit()
+        names[product_id] = f"{name}, {' '.join(size.lower().split())}" if readable else name
     return names
 
 
@@ -125,7 +117,9 @@ def _draw(
     """Draw some products' codes beside their neighbours', and where whole departments lie."""
     figure: Any = plt.figure(figsize=(13.5, 11), layout="constrained")
     figure.suptitle(
-        "Products as codes: eight sub-item ids each, from what households bought", fontsize=15,
+        "Products as codes: eight sub-item ids each, from what households bought\n"
+        "(framed: shared with the product on top; red: high sub-item ids, blue: low ones)",
+        fontsize=14,
         fontweight="bold",
     )  # fmt: skip
     above, below = figure.subfigures(2, 1, height_ratios=[1.5, 1])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -30,12 +29,12 @@ def small_log() -> Interactions:
     drawn = synthetic_log(
         SyntheticSettings(400, 900, 12_000, seed=7, items_per_cluster=30, days=100)
     )
-    return interactions_from_columns(drawn.users, drawn.items, drawn.times * 1_000_000)
+    return interactions_from_columns(drawn.users, drawn.items, drawn.times)
 
 
 def log_of(*rows: tuple[int | str, int | str, int]) -> Interactions:
-    """Build a log from (user, item, time) rows, without removing anybody."""
+    """Build a log from (user, item, seconds) rows, without removing anybody."""
     users, items, times = zip(*rows, strict=True)
     return interactions_from_columns(
-        list(users), list(items), np.array(times, np.int64), min_interactions=1
+        list(users), list(items), list(times), time_format="seconds", min_interactions=1
     )

@@ -22,7 +22,7 @@ COMMAND = Path(sys.executable).with_name("recprune")
 def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "log.parquet"
     sizes = ["--users", "60", "--items", "300", "--interactions", "4000"]
-    assert main(["synth", "--out", str(path), *sizes]) == 0
+    assert main(["synth", "--preset", "gowalla-like", "--out", str(path), *sizes]) == 0
     return path
 
 
@@ -48,11 +48,18 @@ def test_codebook(log_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "300 items in 4 splits of 16 sub-items" in shown
     assert "singular value" in shown
+    assert "test targets" in shown
+    training = Codebook.load(out).settings["training"]
+    assert training["holdout"] == "temporal"
+    assert training["cut_time"].startswith("2010-")
     codebook = Codebook.load(out)
     assert codebook.item_ids is not None
     assert codebook.item_ids[0] == read_interactions(log_file).item_ids[0]
     assert main([*arguments, "--method", "random", "--holdout", "none"]) == 0  # replaces it
-    assert Codebook.load(out).settings == {"method": "random", "seed": 0}
+    settings = Codebook.load(out).settings
+    assert settings["method"] == "random"
+    assert settings["training"]["log"] == "log.parquet"
+    assert settings["training"]["holdout"] == "none"
     assert main([*arguments, "--holdout", "leave-one-out"]) == 0
 
 
@@ -71,7 +78,7 @@ def test_bad_rows_stop_the_command_or_are_reported(tmp_path: Path) -> None:
         [COMMAND, "stats", path, "--on-bad-rows", "skip", "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "left out 1 rows: wrong number of fields" in skipped.stderr
+    assert "left out 1 row: wrong number of fields" in skipped.stderr
     assert json.loads(skipped.stdout)["bad_rows"] == 1
 
 
@@ -85,8 +92,12 @@ def test_bad_rows_stop_the_command_or_are_reported(tmp_path: Path) -> None:
         (["codebook", "LOG", "--out", "LOG"], "already exists and is something else"),
         (["codebook", "LOG", "--out", "x", "--splits", "0"], "num_splits is 0"),
         (["codebook", "LOG", "--out", "x", "--train-fraction", "2"], "train_fraction is 2.0"),
-        (["synth", "--out", "x/y.parquet"], "the folder x does not exist"),
-        (["synth", "--out", "y.parquet", "--users", "0"], "num_users is 0"),
+        (["codebook", "LOG", "--out", "x", "--seed", "-1"], "seed is -1"),
+        (["synth", "--preset", "gowalla-like", "--out", "x/y.parquet"], "x does not exist"),
+        (
+            ["synth", "--preset", "gowalla-like", "--out", "y.parquet", "--users", "0"],
+            "num_users is 0",
+        ),
     ],
 )
 def test_mistakes_end_with_a_message_and_leave_nothing(
@@ -102,6 +113,7 @@ def test_mistakes_end_with_a_message_and_leave_nothing(
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1
+    assert shown.out == "" or "--seed" in arguments
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,6 +144,33 @@ def test_a_closed_pipe_is_no_error(log_file: Path) -> None:
     assert shown.stderr == ""
 
 
-def test_version_and_help() -> None:
-    for option in ("--version", "--help"):
-        subprocess.run([COMMAND, option], check=True, capture_output=True)
+def test_version_and_help_on_any_terminal() -> None:
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    for words in ([], ["--version"], ["--help"], ["stats", "--help"], ["codebook", "--help"]):
+        subprocess.run([COMMAND, *words], check=True, capture_output=True, env=ascii_only)
+
+
+def test_a_misspelt_option_shows_the_usage_of_its_command() -> None:
+    shown = subprocess.run(
+        [COMMAND, "stats", "log.csv", "--formt", "csv"], capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 2
+    assert "usage: recprune stats" in shown.stderr
+    assert "--formt" in shown.stderr
+
+
+def test_file_names_are_printed_as_they_are(log_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log[red].parquet"
+    path.write_bytes(log_file.read_bytes())
+    shown = subprocess.run([COMMAND, "stats", path], capture_output=True, text=True, check=True)
+    assert "log[red].parquet" in shown.stdout.replace("\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_files_without_permission_are_refused(log_file: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "log.parquet"
+    secret.write_bytes(log_file.read_bytes())
+    secret.chmod(0)
+    assert main(["stats", str(secret)]) == 2
+    tmp_path.chmod(0o500)
+    assert main(["codebook", str(log_file), "--out", str(tmp_path / "out")]) == 2

@@ -41,7 +41,7 @@ TEN = [
 
 def test_temporal_by_hand() -> None:
     holdout = temporal_holdout(log_of(*TEN), train_fraction=0.8, validation_users=0)
-    assert holdout.cut_time == 8
+    assert holdout.cut_time == 8_000_000
     assert training_of(holdout) == [["a", "b", "c"], ["a", "b", "c", "d", "e"], []]
     assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
     assert [holdout.log.user_ids[user] for user in holdout.dropped_users] == ["cat"]
@@ -69,7 +69,7 @@ def test_equal_times_are_never_torn_apart() -> None:
     ]
     for fraction in (0.3, 0.5, 0.75):
         holdout = temporal_holdout(log_of(*rows), train_fraction=fraction, validation_users=0)
-        assert holdout.cut_time == 2
+        assert holdout.cut_time == 2_000_000
         assert training_of(holdout) == [["a", "b", "c", "d", "e"], ["a"]]
         assert targets_of(holdout, "test")["u"][1] == "f"
 
@@ -174,6 +174,11 @@ def test_the_seed_chooses_the_validation_users() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         temporal_holdout(log_of(*TEN), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(InputError, match="seed is -1"):
+        temporal_holdout(log_of(*TEN), seed=-1)
 
 
 def test_an_empty_log_is_refused() -> None:

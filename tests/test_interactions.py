@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,12 +35,16 @@ def test_the_log_is_the_input_sorted_stably_without_short_users(
     )
     if not kept:
         with pytest.raises(InputError, match=f"the longest history has {counts.max()}"):
-            interactions_from_columns(*columns, min_interactions=min_interactions)
+            interactions_from_columns(
+                *columns, time_format="seconds", min_interactions=min_interactions
+            )
         return
-    log = interactions_from_columns(*columns, min_interactions=min_interactions)
+    log = interactions_from_columns(
+        *columns, time_format="seconds", min_interactions=min_interactions
+    )
     kept.sort(key=lambda row: (row[0], row[2]))
     flat = [
-        (log.user_ids[user], log.item_ids[item], time)
+        (log.user_ids[user], log.item_ids[item], time // 1_000_000)
         for user in range(log.num_users)
         for item, time in zip(
             log.history(user).tolist(),
@@ -114,7 +121,7 @@ def test_inconsistent_arrays_are_refused() -> None:
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:
-    times = np.zeros(2, np.int64)
+    times = [0, 0]
     with pytest.raises(InputError, match="2 users, 1 items and 2 times differ"):
         interactions_from_columns([1, 2], [1], times)
     with pytest.raises(InputError, match="users must be integers or strings without gaps"):
@@ -123,13 +130,37 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         interactions_from_columns([1, 2], ["a", None], times)  # type: ignore[list-item]
     with pytest.raises(InputError, match="min_interactions is 0"):
         interactions_from_columns([1, 2], [1, 2], times, min_interactions=0)
+    with pytest.raises(InputError, match="users must be all integers or all strings"):
+        interactions_from_columns([1, "a"], [1, 2], times)
+    with pytest.raises(InputError, match=r"times\[1\] is nan, expected unix seconds"):
+        interactions_from_columns([1, 2], [1, 2], [1.5, float("nan")])
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1577836800, 1577836801],
+        np.array(["2020-01-01T00:00:00", "2020-01-01T00:00:01"], "datetime64[s]"),
+        np.array(["2020-01-01T00:00:00", "2020-01-01T00:00:01"], "datetime64[ns]"),
+        np.array([1577836800, 1577836801]) * 10**9,
+        pl.Series(["2020-01-01", "2020-01-01T00:00:01Z"]),
+    ],
+)
+def test_columns_take_times_of_every_kind(times: Any) -> None:
+    log = interactions_from_columns(["a", "a"], [1, 2], times, min_interactions=1)
+    assert log.times.tolist() == [1577836800000000, 1577836801000000]
+
+
+def test_short_users_are_left_out_of_columns_of_any_kind() -> None:
+    for times in (list(range(6)), pl.Series(range(6)), np.arange(6)):
+        log = interactions_from_columns(["a"] * 5 + ["b"], ["x"] * 6, times)
+        assert log.num_users == 1
+        assert repr(log) == "Interactions(1 users, 1 items, 5 interactions)"
 
 
 def test_statistics_by_hand() -> None:
     # User 1 has items a b a a, user 2 has a, user 3 has c: popularity a 4, b 1, c 1.
-    log = log_of(
-        (1, "a", 0), (1, "b", 1), (1, "a", 2), (1, "a", 3), (2, "a", 4), (3, "c", 60_000_000)
-    )
+    log = log_of((1, "a", 0), (1, "b", 1), (1, "a", 2), (1, "a", 3), (2, "a", 4), (3, "c", 60))
     statistics = log_statistics(log)
     assert (statistics.users, statistics.items, statistics.interactions) == (3, 3, 6)
     assert statistics.average_length == 2.0

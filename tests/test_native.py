@@ -62,6 +62,10 @@ def test_neighbours_by_hand() -> None:
     assert shared.tolist() == [2, 2, 1]
     with pytest.raises(InputError, match="item 5 of 5"):
         items_sharing_most(lists, codes, 5, 1)
+    with pytest.raises(InputError, match="k is -1"):
+        items_sharing_most(lists, codes, 0, -1)
+    with pytest.raises(InputError, match="split 0, sub-item id 2: expected splits 0 to 2"):
+        lists.posting_list(0, 2)
 
 
 @given(

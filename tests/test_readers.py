@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recprune import Columns, InputError, read_interactions
+from recprune import Columns, InputError, assign_random, read_interactions
 from recprune.readers import LogColumns, read_columns
 
 Row = tuple[object, object, int]
@@ -136,7 +136,22 @@ def test_a_folder_of_parts_is_read_in_name_order(tmp_path: Path) -> None:
         part = pl.DataFrame({"user": [user], "item": [item], "time": [time]})
         part.write_parquet(tmp_path / f"part-{number}.parquet")
     write(tmp_path, "_SUCCESS", "")
+    write(tmp_path, "README.md", "not a part")
+    write(tmp_path, "part-9.parquet", "")
     assert rows_of(read_columns(tmp_path)) == ROWS
+
+
+def test_folders_inside_the_folder_are_read_too(tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        write(tmp_path / f"day={day}", "part-0.csv", f"user,item,time\n1,{day},3\n")
+    assert read_columns(tmp_path).items.to_list() == [1, 2]
+
+
+def test_a_saved_folder_is_not_taken_for_a_log(tmp_path: Path) -> None:
+    assign_random(10, num_splits=1).save(tmp_path / "codebook")
+    with pytest.raises(InputError, match="saved by recprune; it is not a log"):
+        read_columns(tmp_path / "codebook")
 
 
 def test_parts_with_integers_and_strings_become_strings(tmp_path: Path) -> None:
@@ -160,9 +175,7 @@ def test_column_names_delimiter_and_missing_header_can_be_given(tmp_path: Path) 
     st.lists(
         st.tuples(
             st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1),
-            st.sampled_from(
-                ["7", "07", "+7", "-0", "0", "12", "a", "NA", "null", '"', ",", "x\ny"]
-            ),
+            st.sampled_from(["7", "07", "+7", "-0", "0", "12", "a", "NA", "null", '"', ",", "[x"]),
             st.integers(0, 2**31),
         ),
         min_size=1,
@@ -200,7 +213,10 @@ GOOD = "user,item,time\n1,2,1287532527\n"
         ("log.csv", GOOD + "3,4,\n", "line 3: the time is missing: '3,4,'"),
         ("log.csv", GOOD + "3,4,soon\n", "line 3: impossible time, expected unix seconds .*'3,4,soon'"),
         ("log.csv", GOOD + "3,4,-5\n", "line 3: impossible time"),
-        ("log.csv", GOOD + '"a\nb",4,1\n5,6\n', "line 5: too few fields"),
+        ("log.csv", GOOD + '"a\nb",4,1\n5,6\n', "line 3: the user holds a line break: a stray quote\\?"),
+        ("log.csv", 'user,item,time,text\n1,2,3,"a\nb"\n5,6\n', "line 4: too few fields"),
+        ("log.csv", GOOD.encode() + b"3,caf\xe9\n", r"line 3: too few fields \(2, expected 3\): '3,caf\\\\xe9'"),
+        ("log.jsonl", '{"user":{"id":1},"item":2,"time":3}', "line 1: the user is not a number or a string"),
         ("log.csv", GOOD.encode() + b"3,caf\xe9,5\n", r"line 3: the item is not UTF-8 text: '3,caf\\\\xe9,5'"),
         ("log.csv", b"us\xe9r,item,time\n1,2,3\n", "line 1: not UTF-8 text"),
         ("log.csv", GOOD.encode("utf-16"), "named as plain text, but looks like UTF-16 text"),
@@ -211,7 +227,7 @@ GOOD = "user,item,time\n1,2,1287532527\n"
         ("log.jsonl", '{"user":1,"item":2,"time":3}\n{"user":1,', "line 2: not a JSON object"),
         ("log.jsonl", '{"user":1,"item":2,"time":3}\n{"user":1,"time":3}', "line 2: the item is missing"),
         ("log.jsonl", "[1, 2, 3]\n", "line 1: not a JSON object: '\\[1, 2, 3\\]'"),
-        ("log.tmp/", "", "the folder holds no files"),
+        ("log.tmp/", "", "no CSV, TSV, JSON lines or Parquet files in this folder"),
     ],
 )  # fmt: skip
 def test_broken_files_are_named_with_line_and_text(
@@ -249,6 +265,39 @@ def test_files_that_are_not_what_their_format_says(
         read_columns(path, log_format=log_format)
 
 
+def test_named_formats_take_no_other_options(tmp_path: Path) -> None:
+    path = write(tmp_path, "g.txt", "0\t2010-10-19T23:55:27Z\t1\t2\t3\n")
+    with pytest.raises(InputError, match="the format gowalla fixes columns"):
+        read_columns(path, log_format="gowalla", delimiter=";")
+    pl.DataFrame({"user": [1]}).write_parquet(tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="not a text file of the gowalla format"):
+        read_columns(tmp_path / "x.parquet", log_format="gowalla")
+
+
+def test_stray_quotes_do_not_swallow_rows_silently(tmp_path: Path) -> None:
+    rows = [f"u{n % 3},i{n},{1287532527 + n}" for n in range(50)]
+    rows[10] = f'u1,"i10,{1287532537}'
+    rows[20] = f'u1,i20",{1287532547}'
+    path = write(tmp_path, "log.csv", "user,item,time\n" + "\n".join(rows))
+    with pytest.raises(InputError, match="line 12: the item holds a line break: a stray quote"):
+        read_columns(path)
+    # Tab-separated files have no quoting: there the quote is part of the name.
+    path = write(tmp_path, "log.tsv", "user\titem\ttime\n" + "\n".join(rows).replace(",", "\t"))
+    assert read_columns(path).items[10] == '"i10'
+
+
+def test_blanks_behind_the_delimiter_are_taken_off(tmp_path: Path) -> None:
+    path = write(tmp_path, "log.csv", "user, item, time\n7, 30, 1287532527\n7, 10, 1287532528\n")
+    assert rows_of(read_columns(path)) == ROWS[:2]
+
+
+def test_ids_beyond_int64_are_kept_as_strings(tmp_path: Path) -> None:
+    users = pl.Series([2**64 - 1, 5], dtype=pl.UInt64)
+    frame = pl.DataFrame({"user": users, "item": [1, 2], "time": [3, 4]})
+    frame.write_parquet(tmp_path / "x.parquet")
+    assert read_columns(tmp_path / "x.parquet").users.to_list() == ["18446744073709551615", "5"]
+
+
 def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
     whole = gzip.compress((GOOD + "1,2,1287532527\n" * 50_000).encode())
     path = tmp_path / "log.csv.gz"
@@ -268,7 +317,10 @@ def test_missing_files_and_mixed_folders_are_refused(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "log.csv", GOOD)
-    with pytest.raises(InputError, match="no column 'userr'; its columns are user, item, time"):
+    with pytest.raises(
+        InputError,
+        match="no column 'userr' \\(did you mean 'user'\\?\\); its columns are user, item, time",
+    ):
         read_columns(path, columns=Columns(user="userr"))
     with pytest.raises(InputError, match="delimiter is '::'"):
         read_columns(path, delimiter="::")

@@ -91,8 +91,12 @@ def test_the_file_reads_back_as_the_log(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "folder.parquet"
+    folder.mkdir()
     with pytest.raises(InputError, match="is a folder"):
-        write_synthetic_log(tmp_path, SMALL)
+        write_synthetic_log(folder, SMALL)
+    with pytest.raises(InputError, match="its name must end in .parquet"):
+        write_synthetic_log(tmp_path / "log.csv", SMALL)
     with pytest.raises(InputError, match="does not exist"):
         write_synthetic_log(tmp_path / "nowhere" / "log.parquet", SMALL)
 

@@ -1,5 +1,7 @@
 """Exact top-K recommendation from catalogues of millions of items, by dynamic pruning."""
 
+from importlib.metadata import version as _version
+
 from recprune.codebook import Codebook, QuantisedItems, assign_pq, assign_random, assign_svd
 from recprune.holdout import Holdout, Targets, leave_one_out, temporal_holdout
 from recprune.identifiers import ExternalIds, IntegerIds, StringIds
@@ -61,3 +63,5 @@ __all__ = [
     "temporal_holdout",
     "write_synthetic_log",
 ]
+
+__version__ = _version("recprune")

@@ -8,13 +8,16 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
-from recprune.codebook import Codebook, assign_random, assign_svd
+from recprune.codebook import KIND as CODEBOOK
+from recprune.codebook import Codebook, assign_random, assign_svd, check_size
 from recprune.holdout import Holdout, leave_one_out, temporal_holdout
 from recprune.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
-from recprune.statistics import Statistics, log_statistics
+from recprune.statistics import Statistics, iso_time, log_statistics
+from recprune.storage import check_target
 from recprune.synthetic import PRESETS, write_synthetic_log
-from recprune.types import Columns, RecpruneError
+from recprune.types import Columns, Json, RecpruneError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -22,61 +25,111 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parsed = _parser().parse_args(arguments)
+    parser, commands = _parsers()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        parser.print_help()
+        return 0
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:  # said by the command itself, which then shows its own usage
+        commands[parsed.command].error(f"unknown: {' '.join(unknown)}")
     try:
         parsed.run(parsed)
     except RecpruneError as error:
-        print(f"recprune {parsed.command}: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_BAD_INPUT
+        return _complain(parsed.command, str(error), EXIT_BAD_INPUT)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output, say `head`, has enough
+            sys.stderr.close()
+            return 0
+        return _complain(parsed.command, str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:
-        print(f"recprune {parsed.command}: interrupted", file=sys.stderr)  # noqa: T201
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
-        sys.stderr.close()
+        return _complain(parsed.command, "interrupted", EXIT_INTERRUPTED)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _complain(command: str, message: str, exit_code: int) -> int:
+    print(f"recprune {command}: {message}", file=sys.stderr)  # noqa: T201
+    return exit_code
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         prog="recprune",
         description="Exact top-K recommendation from catalogues of millions of items.",
     )
     parser.add_argument("--version", action="version", version=version("recprune"))
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = {
+        "stats": added.add_parser(
+            "stats",
+            help="what a log looks like",
+            description="Print what a log looks like: its size, lengths, repeats and long tail.",
+        ),
+        "synth": added.add_parser(
+            "synth",
+            help="write a synthetic log",
+            description="Write a seeded synthetic log as Parquet: user_id, item_id, timestamp.",
+        ),
+        "codebook": added.add_parser(
+            "codebook",
+            help="assign sub-item ids to the items of a log",
+            description="Assign each item of a log its sub-item ids, from the training part of the "
+            "log, and save them as a folder.",
+        ),
+    }
+    _add_stats_arguments(commands["stats"])
+    _add_synth_arguments(commands["synth"])
+    _add_codebook_arguments(commands["codebook"])
+    return parser, commands
 
-    stats = commands.add_parser("stats", help="what a log looks like")
-    _add_log_arguments(stats)
-    stats.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    stats.set_defaults(run=_stats)
 
-    synth = commands.add_parser("synth", help="write a synthetic log")
-    synth.add_argument("--preset", choices=sorted(PRESETS), default="gowalla-like")
-    synth.add_argument("--out", required=True, metavar="FILE", help="Parquet file to write")
+def _add_stats_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_log_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=_stats)
+
+
+def _add_synth_arguments(parser: argparse.ArgumentParser) -> None:
+    sizes = "; ".join(
+        f"{name}: {preset.num_users:,} users, {preset.num_items:,} items, "
+        f"{preset.num_interactions:,} interactions"
+        for name, preset in PRESETS.items()
+    )
+    parser.add_argument("--preset", choices=sorted(PRESETS), required=True, help=sizes)
+    parser.add_argument("--out", required=True, metavar="FILE", help="Parquet file to write")
     for name in ("users", "items", "interactions"):
-        synth.add_argument(
+        parser.add_argument(
             f"--{name}", type=int, metavar="N", help=f"instead of the preset's {name}"
         )
-    synth.add_argument("--seed", type=int, default=0)
-    synth.set_defaults(run=_synth)
+    _add_seed_argument(parser)
+    parser.set_defaults(run=_synth)
 
-    codebook = commands.add_parser("codebook", help="assign sub-item ids to the items of a log")
-    _add_log_arguments(codebook)
-    codebook.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
-    codebook.add_argument("--method", choices=("svd", "random"), default="svd")
-    codebook.add_argument("--splits", type=int, default=8, metavar="M", help="default %(default)s")
-    codebook.add_argument(
+
+def _add_codebook_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_log_arguments(parser)
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--method", choices=("svd", "random"), default="svd",
+        help="svd: items liked by the same users share sub-item ids; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--splits", type=int, default=8, metavar="M", help="default %(default)s")
+    parser.add_argument(
         "--sub-items", type=int, default=256, metavar="B", help="per split; default %(default)s"
     )
-    codebook.add_argument(
+    parser.add_argument(
         "--holdout", choices=("temporal", "leave-one-out", "none"), default="temporal",
         help="what the codebook may not see; default %(default)s",
     )  # fmt: skip
-    codebook.add_argument(
-        "--train-fraction", type=float, default=0.9, help="of a temporal hold-out; default 0.9"
-    )
-    codebook.add_argument("--seed", type=int, default=0)
-    codebook.set_defaults(run=_codebook)
-    return parser
+    parser.add_argument(
+        "--train-fraction", type=float, default=0.9, metavar="SHARE",
+        help="of the interactions, for a temporal hold-out; default %(default)s",
+    )  # fmt: skip
+    _add_seed_argument(parser)
+    parser.set_defaults(run=_codebook)
+
+
+def _add_seed_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, help="of all chance; default %(default)s")
 
 
 def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,21 +144,24 @@ def _add_log_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{role}-column", metavar="NAME", help="default: detected")
     parser.add_argument(
         "--time-format", default="auto", metavar="NAME",
-        help="auto, seconds, milliseconds, iso8601 or yyyymmdd",
+        help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd",
     )  # fmt: skip
     parser.add_argument("--delimiter", metavar="CHAR", help="of a text file; default: detected")
     parser.add_argument(
-        "--no-header", action="store_true", help="the columns of a text file are called 0, 1, 2, …"
+        "--no-header", action="store_true", help="the columns of a text file are called 0, 1, 2 ..."
     )
     parser.add_argument(
         "--min-interactions", type=int, default=DEFAULT_MIN_INTERACTIONS, metavar="N",
         help="leave out users with fewer; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--on-bad-rows", choices=("error", "skip"), default="error")
+    parser.add_argument(
+        "--on-bad-rows", choices=("error", "skip"), default="error",
+        help="stop at the first bad row, or leave bad rows out and count them; default %(default)s",
+    )  # fmt: skip
 
 
 def _read_log(parsed: argparse.Namespace) -> Interactions:
-    from recprune.console import messages, showing_progress
+    from recprune.console import say, showing_progress
 
     columns = Columns(parsed.user_column, parsed.item_column, parsed.time_column)
     with showing_progress("log") as progress:
@@ -121,9 +177,8 @@ def _read_log(parsed: argparse.Namespace) -> Interactions:
             progress=progress,
         )
     for bad in log.left_out.bad_rows:
-        messages.print(
-            f"left out {bad.count:,} rows: {bad.reason}; the first: {bad.first}", markup=False
-        )
+        rows = "1 row" if bad.count == 1 else f"{bad.count:,} rows"
+        say(f"left out {rows}: {bad.reason}; the first: {bad.first}")
     return log
 
 
@@ -157,11 +212,12 @@ def statistics_rows(statistics: Statistics) -> list[tuple[str, str]]:
         ("users left out as too short", f"{statistics.left_out_users:,}"),
         ("  and their interactions", f"{statistics.left_out_interactions:,}"),
         ("bad rows left out", f"{statistics.bad_rows:,}"),
+        ("user ids / item ids", f"{statistics.user_ids} / {statistics.item_ids}"),
     ]
 
 
 def _synth(parsed: argparse.Namespace) -> None:
-    from recprune.console import messages, showing_progress
+    from recprune.console import say, showing_progress
 
     preset = PRESETS[parsed.preset]
     settings = dataclasses.replace(
@@ -175,38 +231,77 @@ def _synth(parsed: argparse.Namespace) -> None:
     )
     with showing_progress("synthetic log") as progress:
         write_synthetic_log(parsed.out, settings, progress=progress)
-    messages.print(
+    say(
         f"wrote {settings.num_interactions:,} interactions of {settings.num_users:,} users "
         f"with {settings.num_items:,} items to {parsed.out}"
     )
 
 
 def _codebook(parsed: argparse.Namespace) -> None:
-    from recprune.console import messages, showing_progress
+    from recprune.console import say, showing_progress
 
+    check_target(parsed.out, kind=CODEBOOK)
+    check_size(parsed.splits, parsed.sub_items)
     log = _read_log(parsed)
-    train = _training_log(log, parsed)
+    train, training = _training_log(log, parsed)
     sizes = {"num_splits": parsed.splits, "num_sub_items": parsed.sub_items, "seed": parsed.seed}
     with showing_progress("codebook") as progress:
         if parsed.method == "svd":
             codebook = assign_svd(train, progress=progress, **sizes)
         else:
             codebook = assign_random(log.num_items, item_ids=log.item_ids, **sizes)
+        codebook = dataclasses.replace(
+            codebook, settings=codebook.settings | {"training": training}
+        )
         progress("saving")
         codebook.save(parsed.out)
     print_codebook(codebook)
-    messages.print(f"saved to {parsed.out}", markup=False)
+    say(f"saved to {parsed.out}")
 
 
-def _training_log(log: Interactions, parsed: argparse.Namespace) -> Interactions:
+def _training_log(log: Interactions, parsed: argparse.Namespace) -> tuple[Interactions, Json]:
+    """Return what the codebook may see, and how that was chosen."""
+    training: Json = {
+        "log": Path(parsed.log).name,
+        "min_interactions": parsed.min_interactions,
+        "holdout": parsed.holdout,
+    }
     if parsed.holdout == "none":
-        return log
+        return log, training
     held_out: Holdout
     if parsed.holdout == "temporal":
         held_out = temporal_holdout(log, train_fraction=parsed.train_fraction, seed=parsed.seed)
+        training |= {
+            "train_fraction": parsed.train_fraction,
+            "cut_time": iso_time(held_out.cut_time or 0),
+        }
     else:
         held_out = leave_one_out(log, seed=parsed.seed)
-    return held_out.train
+    print_holdout(held_out)
+    return held_out.train, training
+
+
+def print_holdout(holdout: Holdout) -> None:
+    """Print how a log was divided."""
+    from recprune.console import print_table
+
+    cut = (
+        f"cut after {iso_time(holdout.cut_time)}"
+        if holdout.cut_time is not None
+        else "leave one out"
+    )
+    trained = int((holdout.train.lengths > 0).sum())
+    validated, tested = len(holdout.validation), len(holdout.test)
+    print_table(
+        f"Hold-out: {cut}",
+        ("", "interactions", "users"),
+        [
+            ("training", f"{holdout.train.num_interactions:,}", f"{trained:,}"),
+            ("validation targets", f"{validated:,}", f"{validated:,}"),
+            ("test targets", f"{tested:,}", f"{tested:,}"),
+            ("dropped, without a past", "", f"{len(holdout.dropped_users):,}"),
+        ],
+    )
 
 
 def print_codebook(codebook: Codebook) -> None:
@@ -228,6 +323,11 @@ def print_codebook(codebook: Codebook) -> None:
     print_table(title, header, rows)
     shared = codebook.items_sharing_full_code()
     output.print(f"{shared:,} items share their whole code with another item")
+    if codebook.settings.get("unseen_items"):
+        output.print(
+            f"{codebook.settings['unseen_items']:,} items have no training interaction: "
+            "their codes are chance"
+        )
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ from recprune.types import (
     frozen,
     needs_extra,
     no_progress,
+    random_generator,
 )
 
 MAX_SUB_ITEMS = 65_536
-_KIND = "codebook"
+KIND = "codebook"
 _VERSION = 1
 
 # The noise that separates items of equal value, relative to a component scaled to [0, 1].
@@ -51,7 +52,7 @@ class Codebook:
     settings: Json = field(default_factory=dict)  # method, seed and what the method reports
 
     def __post_init__(self) -> None:
-        _check_size(self.codes.shape[-1] if self.codes.ndim == 2 else 0, self.num_sub_items)
+        check_size(self.codes.shape[-1] if self.codes.ndim == 2 else 0, self.num_sub_items)
         if self.codes.dtype != code_dtype(self.num_sub_items):
             raise InputError(
                 f"codes is {self.codes.dtype}, expected {code_dtype(self.num_sub_items)} "
@@ -66,6 +67,12 @@ class Codebook:
         if self.item_ids is not None and len(self.item_ids) != self.num_items:
             raise InputError(f"{len(self.item_ids)} item ids for {self.num_items} codes")
         object.__setattr__(self, "codes", frozen(self.codes))
+
+    def __repr__(self) -> str:
+        return (
+            f"Codebook({self.num_items:,} items, {self.num_splits} splits of "
+            f"{self.num_sub_items} sub-items)"
+        )
 
     @property
     def num_items(self) -> int:
@@ -96,12 +103,12 @@ class Codebook:
         if self.item_ids is not None:
             arrays |= self.item_ids.to_arrays("item_ids")
         settings = {"num_sub_items": self.num_sub_items, "assignment": self.settings}
-        save_folder(folder, kind=_KIND, version=_VERSION, settings=settings, arrays=arrays)
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Codebook:
         """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
-        settings, arrays = load_folder(folder, kind=_KIND, version=_VERSION, verify=verify)
+        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
         item_ids = ids_from_arrays(arrays, "item_ids")
         return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
 
@@ -121,8 +128,8 @@ def assign_svd(
     cut into `num_sub_items` bins that hold the same number of items, give or take one. The result
     depends on the log and the seed alone, not on the number of threads.
     """
-    _check_size(num_splits, num_sub_items)
-    rng = np.random.default_rng(seed)
+    check_size(num_splits, num_sub_items)
+    rng = random_generator(seed)
     vectors, singular_values = _item_components(train, num_splits, rng, progress)
     codes = np.empty((train.num_items, num_splits), code_dtype(num_sub_items))
     for split in range(num_splits):
@@ -132,7 +139,13 @@ def assign_svd(
         scaled = (component - component.min()) / spread if spread else np.zeros_like(component)
         scaled += rng.normal(0.0, _NOISE, train.num_items)
         codes[:, split] = _quantile_bins(scaled, num_sub_items)
-    settings = {"method": "svd", "seed": seed, "singular_values": singular_values.tolist()}
+    settings = {
+        "method": "svd",
+        "seed": seed,
+        "singular_values": np.abs(singular_values).tolist(),
+        # Items that nobody had in training: their codes are noise.
+        "unseen_items": int((np.bincount(train.items, minlength=train.num_items) == 0).sum()),
+    }
     return Codebook(codes, num_sub_items, train.item_ids, settings)
 
 
@@ -145,8 +158,8 @@ def assign_random(
     item_ids: ExternalIds | None = None,
 ) -> Codebook:
     """Assign codes at random, every sub-item id serving the same number of items, ±1."""
-    _check_size(num_splits, num_sub_items)
-    rng = np.random.default_rng(seed)
+    check_size(num_splits, num_sub_items)
+    rng = random_generator(seed)
     codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
     for split in range(num_splits):
         codes[:, split] = _quantile_bins(rng.random(num_items), num_sub_items)
@@ -180,7 +193,10 @@ def assign_pq(
     then every item takes its nearest. Splits run in parallel on `threads`; the result does not
     depend on their number.
     """
-    _check_size(num_splits, num_sub_items)
+    check_size(num_splits, num_sub_items)
+    for name, value in (("iterations", iterations), ("threads", threads)):
+        if value < 1:
+            raise InputError(f"{name} is {value}, expected at least 1")
     if embeddings.ndim != 2 or embeddings.dtype != np.float32:
         raise InputError(
             f"embeddings is {embeddings.dtype}{list(embeddings.shape)}, expected float32 [n, d]"
@@ -197,14 +213,14 @@ def assign_pq(
         from threadpoolctl import threadpool_limits
 
     sample_size = min(num_items, max(sample_size, 32 * num_sub_items))
-    sample = np.sort(np.random.default_rng(seed).permutation(num_items)[:sample_size])
+    sample = np.sort(random_generator(seed).permutation(num_items)[:sample_size])
     codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
     centroids = np.empty((num_splits, num_sub_items, width // num_splits), np.float32)
 
     def quantise_split(split: int) -> tuple[float, float]:
         columns = slice(split * width // num_splits, (split + 1) * width // num_splits)
         vectors = np.ascontiguousarray(embeddings[:, columns])
-        rng = np.random.default_rng([seed, split])
+        rng = random_generator(seed, split)
         centroids[split] = _k_means(vectors[sample], num_sub_items, iterations, rng)
         nearest, squared_errors = _nearest(vectors, centroids[split])
         codes[:, split] = nearest
@@ -228,7 +244,8 @@ def code_dtype(num_sub_items: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if num_sub_items <= 256 else np.uint16)
 
 
-def _check_size(num_splits: int, num_sub_items: int) -> None:
+def check_size(num_splits: int, num_sub_items: int) -> None:
+    """Refuse numbers of splits and sub-items that no codebook can have."""
     if num_splits < 1:
         raise InputError(f"num_splits is {num_splits}, expected at least 1")
     if not 1 <= num_sub_items <= MAX_SUB_ITEMS:

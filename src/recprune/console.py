@@ -11,19 +11,25 @@ from recprune.types import Progress, needs_extra
 with needs_extra("data"):
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 output = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
 
 
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
     """Print a table: the first column to the left, the others, being numbers, to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
     for place, name in enumerate(header):
         table.add_column(name, justify="right" if place else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     output.print(table)
+
+
+def say(message: str) -> None:
+    """Print a line on standard error, as it is."""
+    messages.print(message, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -33,6 +39,6 @@ def showing_progress(task: str) -> Iterator[Progress]:
     with messages.status(task) as status:
 
         def progress(step: str) -> None:
-            status.update(f"{task}: {step} [dim]({time.monotonic() - begun:.0f} s)[/]")
+            status.update(Text(f"{task}: {step} ({time.monotonic() - begun:.0f} s)"))
 
         yield progress

@@ -7,6 +7,7 @@ says everything that `readers` needs to turn the file into columns.
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,10 @@ LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 _HEAD_BYTES = 1 << 16
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_PART_SUFFIXES = {
+    ".csv", ".tsv", ".txt", ".dat", ".data", ".inter", ".json", ".jsonl", ".ndjson", ".parquet",
+    ".pq",
+}  # fmt: skip
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -35,12 +40,14 @@ _MAGIC = {
 # Column names that logs in the wild use, best first; compared without case, "_", "-" and blanks.
 _USUAL_NAMES = {
     "user": ("userid", "user", "uid", "useid", "customerid", "householdid", "memberid", "accountid",
-             "visitorid", "reviewerid", "sessionid", "customer", "visitor", "session"),
+             "visitorid", "reviewerid", "clientid", "sessionid", "customer", "visitor",
+             "session"),
     "item": ("itemid", "item", "iid", "iteid", "productid", "movieid", "locationid", "trackid",
-             "songid", "bookid", "articleid", "businessid", "asin", "sku", "product", "movie",
+             "songid", "bookid", "articleid", "contentid",
+             "businessid", "asin", "sku", "product", "movie",
              "location", "track", "article"),
     "time": ("timestamp", "time", "ts", "unixtime", "unixreviewtime", "datetime", "eventtime",
-             "checkintime", "transactiontimestamp", "createdat", "date"),
+             "eventts", "checkintime", "transactiontimestamp", "createdat", "date"),
 }  # fmt: skip
 
 
@@ -90,17 +97,27 @@ class Layout:
 def find_sources(path: str | Path) -> list[Source]:
     """Return the file, or the parts of a folder in name order, each checked against its name."""
     root = Path(path)
-    if not root.exists():
-        raise InputError(f"{root}: no such file or folder")
+    if not str(path) or not root.exists():
+        raise InputError(f"{path}: no such file or folder")
     if not root.is_dir():
         return [_source(root)]
-    parts = sorted(p for p in root.iterdir() if p.is_file() and not p.name.startswith((".", "_")))
+    if (root / "manifest.json").exists():
+        raise InputError(f"{root}: this folder was saved by recprune; it is not a log")
+    parts = sorted(part for part in root.rglob("*") if _is_part(part.relative_to(root), part))
     if not parts:
-        raise InputError(f"{root}: the folder holds no files")
+        raise InputError(f"{root}: no CSV, TSV, JSON lines or Parquet files in this folder")
     kinds = {_kind_of(part) for part in parts}
     if len(kinds) > 1:
         raise InputError(f"{root}: holds files of several kinds ({', '.join(sorted(kinds))})")
     return [_source(part) for part in parts]
+
+
+def _is_part(name: Path, path: Path) -> bool:
+    """Say whether a file in a folder is a part of the log: by its suffix, and not empty."""
+    if any(piece.startswith((".", "_")) for piece in name.parts) or not path.is_file():
+        return False
+    plain = name.with_suffix("") if name.suffix.lower() in _COMPRESSIONS else name
+    return plain.suffix.lower() in _PART_SUFFIXES and path.stat().st_size > 0
 
 
 def find_layout(
@@ -114,7 +131,18 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a file: the named format's, or the one its head shows."""
     if log_format not in LOG_FORMATS:
-        raise InputError(f"format is {log_format!r}, expected one of {', '.join(LOG_FORMATS)}")
+        raise InputError(
+            f"format is {log_format!r}, expected one of {', '.join(LOG_FORMATS)}; "
+            "auto tells CSV, TSV, JSON lines and Parquet by the file's name"
+        )
+    if log_format != "auto":
+        if columns != Columns() or time_format != "auto" or delimiter is not None or not header:
+            raise InputError(
+                f"the format {log_format} fixes columns, times, delimiter and header: "
+                "leave those options out, or the format"
+            )
+        if _kind_of(source.path) != "delimited":
+            raise InputError(f"{source.path}: not a text file of the {log_format} format")
     if log_format == "gowalla":
         return _GOWALLA
     if log_format == "tmall":
@@ -128,6 +156,7 @@ def find_layout(
     if kind == "jsonl":
         names = _json_names(source)
         return _with_roles(source.path, names, columns, Layout("jsonl", "", "", "", time_format))
+    delimiter = "\t" if delimiter == "\\t" else delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
         raise InputError(
             f"delimiter is {delimiter!r}, expected one character, not a quote or newline"
@@ -143,6 +172,7 @@ def find_layout(
     base = Layout(
         "delimited", "", "", "", time_format,
         delimiter=delimiter, columns=tuple(names), header_lines=int(header),
+        quoted=delimiter != "\t",  # tab-separated files have no quoting, by custom
     )  # fmt: skip
     return _with_roles(source.path, names, columns, base)
 
@@ -217,6 +247,8 @@ def _kind_of(path: Path) -> str:
 def _source(path: Path) -> Source:
     """Check a file's first bytes against its name before anything is parsed."""
     compression = _COMPRESSIONS.get(path.suffix.lower())
+    if not path.is_file():  # a pipe can be read only once, and we may have to look twice
+        raise InputError(f"{path}: not a regular file")
     with path.open("rb") as file:
         start = file.read(4096)
     if not start:
@@ -279,13 +311,18 @@ def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) 
     for role, usual in _USUAL_NAMES.items():
         told = getattr(columns, role)
         if told is not None and told not in names:
-            raise InputError(f"{path}: no column {told!r}; its columns are {', '.join(names)}")
+            close = difflib.get_close_matches(str(told), names, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InputError(
+                f"{path}: no column {told!r}{hint}; its columns are {', '.join(names)}"
+            )
         plain = {_plain(name): name for name in reversed(names)}
         chosen = told or next((plain[name] for name in usual if name in plain), None)
         if chosen is None:
             raise InputError(
                 f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
-                f"give it with --{role}-column, or Columns({role}=…)"
+                f"give it with --{role}-column (Columns({role}=...)), and a file without column "
+                "names with --no-header (header=False)"
             )
         found[role] = chosen
     return replace(layout, user=found["user"], item=found["item"], time=found["time"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recprune.interactions import Interactions
-from recprune.types import InputError, Int32Array, Int64Array, frozen
+from recprune.types import InputError, Int32Array, Int64Array, frozen, random_generator
 
 DEFAULT_VALIDATION_USERS = 1024
 
@@ -120,9 +120,7 @@ def _hold_out(
 
     # A user must keep something to learn from after giving up a validation item.
     able = np.flatnonzero(kept & (ends - starts >= 2)).astype(np.int32)
-    chosen = np.sort(
-        np.random.default_rng(seed).permutation(able)[: min(validation_users, len(able))]
-    )
+    chosen = np.sort(random_generator(seed).permutation(able)[: min(validation_users, len(able))])
     last = ends[chosen] - 1
     validation = Targets(chosen, log.items[last], starts[chosen], last)
 

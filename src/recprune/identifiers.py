@@ -8,7 +8,7 @@ found by binary search without a hash table.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,6 +49,10 @@ class IntegerIds:
         found = position < len(self) and self.numbers[position] == external_id
         return position if found else -1
 
+    def take(self, internal_ids: Iterable[int]) -> list[int]:
+        """Return the external ids of several internal ones."""
+        return [self[int(internal_id)] for internal_id in internal_ids]
+
     def select(self, keep: NDArray[np.bool_]) -> IntegerIds:
         """Return only the ids where `keep` is true, numbered anew in the same order."""
         return IntegerIds(self.numbers[keep])
@@ -85,6 +89,10 @@ class StringIds:
         wanted = external_id.encode()
         position = bisect_left(range(len(self)), wanted, key=self._bytes)
         return position if position < len(self) and self._bytes(position) == wanted else -1
+
+    def take(self, internal_ids: Iterable[int]) -> list[str]:
+        """Return the external ids of several internal ones."""
+        return [self[int(internal_id)] for internal_id in internal_ids]
 
     def select(self, keep: NDArray[np.bool_]) -> StringIds:
         """Return only the ids where `keep` is true, numbered anew in the same order."""

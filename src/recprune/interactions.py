@@ -81,6 +81,12 @@ class Interactions:
         if not starts_history[backwards].all():
             raise InputError("times must ascend within each user's history")
 
+    def __repr__(self) -> str:
+        return (
+            f"Interactions({self.num_users:,} users, {self.num_items:,} items, "
+            f"{self.num_interactions:,} interactions)"
+        )
+
     @property
     def num_users(self) -> int:
         """Number of users, those without history included."""
@@ -131,9 +137,18 @@ def read_interactions(
     """Read a log from a file, or from a folder of parts.
 
     CSV, TSV, Parquet and JSON lines are told by their names, `.gz` and `.zst` are unpacked on the
-    way. `log_format` names a published layout instead: gowalla, tmall or movielens. Users with
-    fewer than `min_interactions` are removed, as in the paper. A bad row is an `InputError` that
-    names its line, or with `on_bad_rows="skip"` is counted in `left_out`.
+    way. Arguments:
+
+    - `log_format` names a published layout instead: gowalla, tmall or movielens.
+    - `columns` says which columns hold user, item and time, as `Columns(user="who", ...)`; those
+      not given are detected by their usual names.
+    - `time_format` is auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd.
+    - `delimiter` of a text file; by default the one that its first line shows.
+    - `header=False` for a text file without column names: they are then called "0", "1", "2" ...
+    - `min_interactions`: users with fewer are left out; 5 by default, as in the paper.
+    - `on_bad_rows`: "error" raises an `InputError` that names the first bad row, "skip" leaves bad
+      rows out and counts them in `left_out`.
+    - `progress` is called with short sentences on where the work stands.
     """
     with needs_extra("data"):
         from recprune.readers import read_columns
@@ -149,13 +164,7 @@ def read_interactions(
     )
     progress(f"sorting {len(log.times):,} interactions")
     try:
-        return interactions_from_columns(
-            log.users,
-            log.items,
-            log.times,
-            min_interactions=min_interactions,
-            bad_rows=log.bad_rows,
-        )
+        return _sorted_log(log.users, log.items, log.times, min_interactions, log.bad_rows)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -163,26 +172,49 @@ def read_interactions(
 def interactions_from_columns(
     users: pl.Series | Sequence[ExternalId] | NDArray[Any],
     items: pl.Series | Sequence[ExternalId] | NDArray[Any],
-    times: Int64Array,
+    times: pl.Series | Sequence[Any] | NDArray[Any],
     *,
+    time_format: TimeFormat = "auto",
     min_interactions: int = DEFAULT_MIN_INTERACTIONS,
-    bad_rows: tuple[BadRows, ...] = (),
 ) -> Interactions:
-    """Build a log from columns: one user, item and time (microseconds since 1970) per row.
+    """Build a log from columns: the user, the item and the time of each interaction.
 
-    Ids are integers or strings, in anything that polars takes as a series.
+    Columns are anything that polars takes as a series, a data frame's columns among them. Ids are
+    integers or strings; times are what `read_interactions` reads too, and dates and datetimes.
     """
     with needs_extra("data"):
         import polars as pl
-    if min_interactions < 1:
-        raise InputError(f"min_interactions is {min_interactions}, expected at least 1")
+
+        from recprune.timestamps import parse_times
     if not len(users) == len(items) == len(times):
         raise InputError(f"{len(users)} users, {len(items)} items and {len(times)} times differ")
-    user_ids, user_of_row = number_ids(_id_series(users, "users"))
+    if isinstance(times, np.ndarray) and times.dtype.kind == "M":
+        times = times.astype("datetime64[us]")  # polars knows no coarser ones
+    parsed, expected = parse_times(pl.Series(times, strict=False), time_format)
+    if parsed.has_nulls():
+        row = int(parsed.is_null().arg_true()[0])
+        raise InputError(f"times[{row}] is {times[row]!r}, expected {expected}")
+    return _sorted_log(
+        _id_series(users, "users"), _id_series(items, "items"), parsed.to_numpy(), min_interactions
+    )
+
+
+def _sorted_log(
+    users: pl.Series,
+    items: pl.Series,
+    times: Int64Array,
+    min_interactions: int,
+    bad_rows: tuple[BadRows, ...] = (),
+) -> Interactions:
+    """Leave out short histories, number the ids and sort."""
+    import polars as pl
+
+    if min_interactions < 1:
+        raise InputError(f"min_interactions is {min_interactions}, expected at least 1")
+    user_ids, user_of_row = number_ids(users)
     history_lengths = np.bincount(user_of_row, minlength=len(user_ids))
     long_enough = history_lengths >= min_interactions
     left_out = LeftOut(bad_rows)
-    item_series = _id_series(items, "items")
     if not long_enough.all():
         if not long_enough.any():
             raise InputError(
@@ -193,10 +225,10 @@ def interactions_from_columns(
         renumbered = np.cumsum(long_enough, dtype=np.int32) - np.int32(1)
         user_of_row = renumbered[user_of_row[kept]]
         user_ids = user_ids.select(long_enough)
-        item_series = item_series.filter(pl.Series(kept))
+        items = items.filter(pl.Series(kept))
         left_out = LeftOut(bad_rows, int((~long_enough).sum()), len(times) - len(user_of_row))
         times = times[kept]
-    item_ids, item_of_row = number_ids(item_series)
+    item_ids, item_of_row = number_ids(items)
     offsets, sorted_items, sorted_times = sort_log(
         user_of_row, item_of_row, np.ascontiguousarray(times, np.int64), len(user_ids)
     )
@@ -206,7 +238,10 @@ def interactions_from_columns(
 def _id_series(values: Any, name: str) -> pl.Series:
     import polars as pl
 
-    series = pl.Series(values)
+    try:
+        series = pl.Series(values)
+    except (TypeError, pl.exceptions.PolarsError):
+        raise InputError(f"{name} must be all integers or all strings") from None
     if series.dtype.is_integer():
         series = series.cast(pl.Int64)
     if series.dtype not in (pl.Int64, pl.String) or series.has_nulls():

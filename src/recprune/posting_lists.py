@@ -24,6 +24,12 @@ class PostingLists:
 
     def posting_list(self, split: int, sub_item_id: int) -> NDArray[np.int32 | np.int64]:
         """Return L_m(b): the items with this sub-item id in this split."""
+        num_splits, num_sub_items = self.offsets.shape[0], self.offsets.shape[1] - 1
+        if not (0 <= split < num_splits and 0 <= sub_item_id < num_sub_items):
+            raise InputError(
+                f"split {split}, sub-item id {sub_item_id}: expected splits 0 to {num_splits - 1} "
+                f"and sub-item ids 0 to {num_sub_items - 1}"
+            )
         start, stop = self.offsets[split, sub_item_id : sub_item_id + 2]
         return self.items[split, start:stop]
 
@@ -56,6 +62,8 @@ def items_sharing_most(
     """
     if not 0 <= item < len(codes):
         raise InputError(f"item {item} of {len(codes)}")
+    if k < 0:
+        raise InputError(f"k is {k}, expected 0 or more")
     sharing = np.concatenate(
         [lists.posting_list(split, int(sub_item)) for split, sub_item in enumerate(codes[item])]
     )

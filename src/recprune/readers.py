@@ -7,6 +7,7 @@ with its line and text, or the bad rows are left out and counted.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -58,7 +60,10 @@ def read_columns(
     """Read a log file, or the parts of a folder, into columns."""
     if on_bad_rows not in ("error", "skip"):
         raise InputError(f"on_bad_rows is {on_bad_rows!r}, expected 'error' or 'skip'")
-    sources = find_sources(movielens_file(path) if log_format == "movielens" else path)
+    try:
+        sources = find_sources(movielens_file(path) if log_format == "movielens" else path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     parts: list[pl.DataFrame] = []
     bad_rows: list[BadRows] = []
     for number, source in enumerate(sources, 1):
@@ -71,6 +76,9 @@ def read_columns(
             )  # fmt: skip
             read = _read_parquet if layout.kind == "parquet" else _read_text
             part, bad = read(source, layout, on_bad_rows)
+        except InputError as error:
+            named = str(error).startswith(str(source.path))
+            raise InputError(str(error) if named else f"{source.path}: {error}") from None
         except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
             raise InputError(f"{source.path}: cannot be read: {error}") from None
         parts.append(part)
@@ -129,7 +137,8 @@ def _settle(
 def _read_fast(source: Source, layout: Layout) -> pl.DataFrame:
     """Read with the types that the layout promises; raises if a row does not have them."""
     if layout.kind == "jsonl":
-        return _json_columns(_read_arrow(source, layout, {"line": pa.string()}), layout)
+        lines = _read_arrow(source, layout, {"line": pa.string()})
+        return _json_columns(pl.DataFrame(pl.from_arrow(lines)), layout)
     id_type = pa.int64() if layout.integer_ids else pa.string()
     fast_times = {
         "seconds": pa.int64(),
@@ -142,33 +151,42 @@ def _read_fast(source: Source, layout: Layout) -> pl.DataFrame:
 
 
 def _read_carefully(source: Source, layout: Layout) -> tuple[pl.DataFrame, int]:
-    """Read as text, null where it is not UTF-8; the second value counts rows of a wrong width."""
-    ragged: list[Any] = []
+    """Read as text; the second value counts rows of a wrong width, which are left out."""
+    ragged: list[int] = []
     names = ["line"] if layout.kind == "jsonl" else [getattr(layout, role) for role in _ROLES]
-    table = _read_arrow(source, layout, dict.fromkeys(names, pa.binary()), ragged)
-    frame = pl.DataFrame({name: _decode(table.column(name)) for name in table.column_names})
+    table = _read_arrow(source, layout, dict.fromkeys(names, pa.string()), ragged)
     if layout.kind == "jsonl":
+        frame = pl.DataFrame(pl.from_arrow(table))
         readable = frame["line"].str.json_path_match("$").is_not_null()
         return _json_columns(frame, layout).with_columns(readable.alias("readable")), len(ragged)
-    return _roles(frame, layout), len(ragged)
+    return _roles(table, layout), len(ragged)
 
 
 def _read_arrow(
-    source: Source, layout: Layout, types: dict[str, Any], ragged: list[Any] | None = None
+    source: Source, layout: Layout, types: dict[str, Any], ragged: list[int] | None = None
 ) -> Any:
-    """Read the named columns; rows of a wrong width raise, or go to `ragged` if that is given."""
+    """Read the named columns; rows of a wrong width raise, or go to `ragged` if that is given.
 
-    def set_aside(row: Any) -> str:
-        if ragged is None:
-            return "error"
-        ragged.append(row.actual_columns)
-        return "skip"
+    With `ragged`, bytes that are not UTF-8 are read as U+FFFD instead of raising.
+    """
 
+    stream: Any
+    set_aside = None
+    if ragged is not None:
+
+        def set_aside(row: Any) -> str:
+            ragged.append(row.actual_columns)
+            return "skip"
+
+        stream = pa.PythonFile(_RepairedText(source.open()), mode="r")
+    elif source.compression:
+        stream = source.open()
+    else:  # given a path, Arrow reads ahead in parallel
+        stream = nullcontext(str(source.path))
     json_lines = layout.kind == "jsonl"
-    # Given a path, Arrow reads ahead in parallel; compressed bytes can only be streamed.
-    with source.open() if source.compression else nullcontext(str(source.path)) as stream:
+    with stream as opened:
         return pa_csv.read_csv(
-            stream,
+            opened,
             read_options=pa_csv.ReadOptions(
                 column_names=["line"] if json_lines else list(layout.columns),
                 skip_rows=layout.header_lines,
@@ -186,35 +204,37 @@ def _read_arrow(
         )
 
 
+class _RepairedText(io.RawIOBase):
+    """Bytes with U+FFFD wherever they are not UTF-8, so that every row can at least be shown."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        text = self._decode(data, final=not data)
+        # An empty answer would mean the end: read on if all we got is half a character.
+        return text.encode() if text or not data else self.read(size)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
 def _roles(table: Any, layout: Layout) -> pl.DataFrame:
-    frame = table if isinstance(table, pl.DataFrame) else pl.DataFrame(pl.from_arrow(table))
+    frame = pl.DataFrame(pl.from_arrow(table))
     return pl.DataFrame({role: frame[getattr(layout, role)] for role in _ROLES})
 
 
-def _json_columns(table: Any, layout: Layout) -> pl.DataFrame:
-    frame = table if isinstance(table, pl.DataFrame) else pl.DataFrame(pl.from_arrow(table))
+def _json_columns(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     return frame.select(
         pl.col("line").str.json_path_match(f"$[{json.dumps(getattr(layout, role))}]").alias(role)
         for role in _ROLES
     )
-
-
-def _decode(column: Any) -> pl.Series:
-    """Return a binary Arrow column as strings, null where the bytes are not UTF-8."""
-    chunks = []
-    for chunk in column.chunks:
-        try:
-            chunks.append(chunk.cast(pa.string()))
-        except pa.ArrowInvalid:
-            chunks.append(pa.array([_text(value) for value in chunk], pa.string()))
-    return pl.Series(pl.from_arrow(pa.chunked_array(chunks, pa.string())))
-
-
-def _text(value: Any) -> str | None:
-    try:
-        return str(value.as_py().decode())
-    except UnicodeDecodeError:
-        return None
 
 
 # Checking ----------------------------------------------------------------------------------------
@@ -238,8 +258,6 @@ class _Fault:
 
 def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Fault]]:
     """Return the rows with their final types, and what is wrong with some of them."""
-    # In a delimited file nothing but broken UTF-8 reads as null: an absent value is an empty text.
-    null_reason = "not UTF-8 text" if layout.kind == "delimited" else "missing"
     faults: list[_Fault] = []
 
     def complain(reason: str, mask: pl.Series) -> None:
@@ -250,17 +268,39 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
 
     if "readable" in rows.columns:
         complain("not a JSON object", ~rows["readable"])
+    if layout.kind == "delimited":
+        rows = rows.with_columns(_trimmed(rows[role]) for role in _ROLES)
     for role in _ROLES:
-        complain(f"the {role} is {null_reason}", rows[role].is_null())
-        if rows[role].dtype == pl.String:
-            complain(f"the {role} is missing", rows[role] == "")
+        values = rows[role]
+        complain(f"the {role} is missing", values.is_null())
+        if values.dtype == pl.String:
+            complain(f"the {role} is missing", values == "")
+            complain(f"the {role} is not UTF-8 text", _holds(values, "\ufffd"))
     for role in ("user", "item"):
+        if rows[role].dtype == pl.String:
+            # A quote that is never closed swallows the lines that follow.
+            complain(f"the {role} holds a line break: a stray quote?", _holds(rows[role], "\n"))
+            if layout.kind == "jsonl":
+                nested = rows[role].str.contains(r"^[\[{].*[\]}]$")
+                complain(f"the {role} is not a number or a string", nested)
         ids = _as_ids(rows[role], role, layout.integer_ids)
         complain(f"the {role} id is not an integer", ids.is_null())
         rows = rows.with_columns(ids.alias(role))
     times, expected = parse_times(rows["time"], layout.time_format)
     complain(f"impossible time, expected {expected}", times.is_null())
     return rows.select("user", "item", times.alias("time")), faults
+
+
+def _trimmed(values: pl.Series) -> pl.Series:
+    """Take off the blanks that some writers put behind a delimiter."""
+    if values.dtype != pl.String:
+        return values
+    sample = values.head(1000)
+    return values.str.strip_chars(" ") if (sample != sample.str.strip_chars(" ")).any() else values
+
+
+def _holds(values: pl.Series, text: str) -> pl.Series:
+    return values.str.contains(text, literal=True).fill_null(False)
 
 
 def _as_ids(ids: pl.Series, role: str, integer_ids: bool) -> pl.Series:
@@ -272,6 +312,8 @@ def _as_ids(ids: pl.Series, role: str, integer_ids: bool) -> pl.Series:
         return ids.cast(pl.Int64, strict=False) if integers else ids
     if not ids.dtype.is_numeric():
         raise InputError(f"{role} ids are of type {ids.dtype}, expected integers or strings")
+    if ids.dtype == pl.UInt64 and (ids > np.iinfo(np.int64).max).any():
+        return ids.cast(pl.String)  # hashes: as good a name as a number
     whole = ids.cast(pl.Int64, strict=False)
     # 1.5 would be cut to 1: only whole numbers keep their value.
     return whole.set(whole != ids, None) if ids.dtype.is_float() else whole

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
+from recprune.identifiers import ExternalIds, IntegerIds
 from recprune.interactions import Interactions
 from recprune.types import InputError, Int64Array
 
@@ -32,6 +33,8 @@ class Statistics:
     left_out_users: int
     left_out_interactions: int
     bad_rows: int
+    user_ids: str  # "integers" or "strings"
+    item_ids: str
 
 
 def log_statistics(log: Interactions) -> Statistics:
@@ -59,12 +62,18 @@ def log_statistics(log: Interactions) -> Statistics:
         left_out_users=log.left_out.short_users,
         left_out_interactions=log.left_out.short_interactions,
         bad_rows=sum(bad.count for bad in log.left_out.bad_rows),
+        user_ids=_kind(log.user_ids),
+        item_ids=_kind(log.item_ids),
     )
 
 
 def iso_time(microseconds: int) -> str:
     """Return microseconds since 1970 as ISO-8601 text in UTC."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).isoformat()
+
+
+def _kind(ids: ExternalIds) -> str:
+    return "integers" if isinstance(ids, IntegerIds) else "strings"
 
 
 def _repeat_share(log: Interactions) -> float:

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def save_folder(
     refused, so that a mistyped path cannot cost anybody their files.
     """
     target = Path(folder)
-    _refuse_to_overwrite(target, kind)
+    check_target(target, kind=kind)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -49,7 +50,13 @@ def save_folder(
     try:
         temporary.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would lock out the service's own user
         entries = {name: _write_array(temporary, name, array) for name, array in arrays.items()}
-        manifest: Json = {"kind": kind, "version": version, "settings": settings, "arrays": entries}
+        manifest: Json = {
+            "kind": kind,
+            "version": version,
+            "written_by": f"recprune {package_version('recprune')}",
+            "settings": settings,
+            "arrays": entries,
+        }
         manifest["sha256"] = _manifest_checksum(manifest)
         with (temporary / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=2, ensure_ascii=False)
@@ -144,7 +151,12 @@ def _read_array(path: Path, entry: Json, verify: bool) -> NDArray[Any]:
     return array
 
 
-def _refuse_to_overwrite(target: Path, kind: str) -> None:
+def check_target(folder: str | Path, *, kind: str) -> None:
+    """Refuse a place where `save_folder` could not write, before the work for it is done."""
+    target = Path(folder)
+    existing = next(place for place in (target, *target.absolute().parents) if place.exists())
+    if not os.access(existing if existing != target else target.absolute().parent, os.W_OK):
+        raise StorageError(f"{target}: cannot be written: Permission denied")
     if not target.exists() and not target.is_symlink():
         return
     if target.is_dir() and not any(target.iterdir()):

@@ -23,6 +23,7 @@ from recprune.types import (
     Progress,
     needs_extra,
     no_progress,
+    random_generator,
 )
 
 _SHORTEST_HISTORY = 5
@@ -83,7 +84,7 @@ class SyntheticLog:
 
 def synthetic_log(settings: SyntheticSettings, *, progress: Progress = no_progress) -> SyntheticLog:
     """Draw a log. Every item occurs at least once, every user at least five times."""
-    rng = np.random.default_rng(settings.seed)
+    rng = random_generator(settings.seed)
     progress("drawing history lengths")
     lengths = _apportion(
         rng.lognormal(0.0, settings.length_spread, settings.num_users),
@@ -119,6 +120,8 @@ def write_synthetic_log(
         import pyarrow as pa
         import pyarrow.parquet as pq
     target = Path(path)
+    if target.suffix.lower() not in (".parquet", ".pq"):
+        raise InputError(f"{target}: a Parquet file is written, so its name must end in .parquet")
     if target.is_dir():
         raise InputError(f"{target}: is a folder, expected the name of a file to write")
     if not target.parent.is_dir():

@@ -13,7 +13,9 @@ import polars as pl
 from recprune.identifiers import number_integers
 from recprune.types import InputError
 
-TimeFormat = Literal["auto", "seconds", "milliseconds", "iso8601", "yyyymmdd"]
+TimeFormat = Literal[
+    "auto", "seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601", "yyyymmdd"
+]
 TIME_FORMATS: tuple[str, ...] = get_args(TimeFormat)
 
 # A log from before 1970 or after 2199 is a log with a broken clock, or of another unit.
@@ -21,8 +23,10 @@ EARLIEST = 0
 LATEST = 7_258_118_400_000_000  # 2200-01-01T00:00:00Z
 _POSSIBLE_YEARS = "1970 to 2199"
 
-# 10¹¹ seconds is the year 5138 and 10¹¹ milliseconds is 1973, so the magnitude tells the unit.
-_FIRST_MILLISECONDS = 10**11
+# Each unit with the smallest number that is read as such: 10¹¹ seconds is the year 5138, but 10¹¹
+# milliseconds is 1973, so the magnitude tells.
+_UNIX_UNITS = {"seconds": 0, "milliseconds": 10**11, "microseconds": 10**14, "nanoseconds": 10**17}
+_PER_SECOND = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 # Eight digits from 19000101 on: as seconds they would all lie in 1970.
 _YYYYMMDD = (19_000_101, 22_001_231)
 
@@ -75,9 +79,10 @@ def _detect(column: pl.Series) -> str:
         return "iso8601"
     if 2 * numbers.is_between(*_YYYYMMDD).sum() > len(numbers):
         return "yyyymmdd"
-    return (
-        "milliseconds" if 2 * (numbers >= _FIRST_MILLISECONDS).sum() > len(numbers) else "seconds"
-    )
+    fitting = [
+        unit for unit, low in _UNIX_UNITS.items() if 2 * (numbers >= low).sum() > len(numbers)
+    ]
+    return fitting[-1] if fitting else "seconds"
 
 
 def _parse_unix(column: pl.Series, unit: str) -> pl.Series:
@@ -85,17 +90,15 @@ def _parse_unix(column: pl.Series, unit: str) -> pl.Series:
     if column.dtype.is_float() or numbers.null_count() > column.null_count():
         # Fractions of a second, as in RecBole's files or from Python's time.time().
         numbers = column.cast(pl.Float64, strict=False)
-    per_unit = 1_000_000 if unit == "seconds" else 1_000
-    # A column of milliseconds may not hold a few seconds: they would sort before everything else.
-    lowest = _FIRST_MILLISECONDS if unit == "milliseconds" else 0
     number = pl.col("number")
-    inside = number.is_between(lowest, LATEST // per_unit)
-    return (
-        numbers.alias("number")
-        .to_frame()
-        .select(pl.when(inside).then(number * per_unit).round().cast(pl.Int64))
-        .to_series()
-    )
+    # A column of milliseconds may not hold a few seconds: they would sort before everything else.
+    inside = number.is_between(_UNIX_UNITS[unit], LATEST // 1_000_000 * _PER_SECOND[unit])
+    if unit == "nanoseconds":
+        microseconds = number // 1_000
+    else:
+        microseconds = (number * (1_000_000 // _PER_SECOND[unit])).round()
+    frame = numbers.alias("number").to_frame()
+    return frame.select(pl.when(inside).then(microseconds).cast(pl.Int64)).to_series()
 
 
 def _parse_yyyymmdd(column: pl.Series) -> pl.Series:

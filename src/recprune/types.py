@@ -50,6 +50,12 @@ class Columns:
     item: str | None = None
     time: str | None = None
 
+    def __post_init__(self) -> None:
+        for role in ("user", "item", "time"):
+            name = getattr(self, role)
+            if not isinstance(name, str | None):
+                raise InputError(f"the {role} column is {name!r}, expected its name as a string")
+
 
 @dataclass(frozen=True)
 class BadRows:
@@ -71,6 +77,13 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise MissingExtraError(
             f"this needs {error.name}, which is not installed: pip install 'recprune[{extra}]'"
         ) from None
+
+
+def random_generator(seed: int, *more: int) -> np.random.Generator:
+    """Return the generator that a seed stands for."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError(f"seed is {seed!r}, expected 0 or a positive integer")
+    return np.random.default_rng([int(seed), *more] if more else int(seed))
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
