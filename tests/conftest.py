@@ -19,7 +19,7 @@ def gitlog() -> Path:
     """A real log with 930,528 items, where this machine has it."""
     path = SHARED / "data" / "gitlog.parquet"
     if not path.exists():
-        pytest.skip("the real log shared/data/gitlog.parquet is not on this machine")
+        pytest.skip("needs a large log in ../shared, which the project does not ship")
     return path
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from scipy.sparse import csr_array
+from threadpoolctl import threadpool_info
 
 from recprune import (
     Codebook,
@@ -113,11 +114,58 @@ def test_codes_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
         assert np.array_equal(results[0][method], results[1][method])
 
 
-def test_a_log_too_small_for_its_splits_is_refused() -> None:
-    log = log_of(*[(user, item, 0) for user in range(3) for item in range(9)])
-    assert assign_svd(log, num_splits=2).num_items == 9
-    with pytest.raises(InputError, match="3 splits need more than 3 users and items.* 3 and 9"):
-        assign_svd(log, num_splits=3)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(user, item, 0) for user in range(30) for item in range(12)],  # rank 1
+        [
+            (user, 5 * user + item, 0) for user in range(300) for item in range(5)
+        ],  # all values equal
+        [(0, item, 0) for item in range(100)],  # one user
+        [(user, 0, 0) for user in range(300)],  # one item
+    ],
+)
+def test_degenerate_logs_get_codes_that_hang_on_the_seed_alone(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    log = log_of(*rows)
+    codebooks = [assign_svd(log, num_splits=8, num_sub_items=4, seed=3) for _ in range(3)]
+    assert same(codebooks[0], codebooks[1])
+    assert same(codebooks[0], codebooks[2])
+    occupancy = codebooks[0].occupancy()
+    assert occupancy.max() - occupancy.min() <= 1
+
+
+def test_the_sparse_and_the_dense_solver_agree(
+    small_log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparse, values = _item_components(small_log, 8, np.random.default_rng(0), no_progress)
+    monkeypatch.setattr("recprune.codebook._DENSE_SIZE", 10_000)
+    dense, dense_values = _item_components(small_log, 8, np.random.default_rng(0), no_progress)
+    np.testing.assert_allclose(values, dense_values, rtol=1e-9)
+    np.testing.assert_allclose(sparse, dense, atol=1e-6)
+
+
+def test_a_log_without_interactions_gets_codes_by_chance(small_log: Interactions) -> None:
+    empty = small_log.select(np.zeros(small_log.num_interactions, bool))
+    codebook = assign_svd(empty, num_splits=2, num_sub_items=4)
+    assert codebook.settings["singular_values"] == [0.0, 0.0]
+    assert codebook.settings["unseen_items"] == small_log.num_items
+
+
+def test_sums_run_on_one_thread(small_log: Interactions) -> None:
+    """Deterministic on any thread count: BLAS is held to one thread while it matters."""
+    seen: list[int] = []
+
+    def look(step: str) -> None:
+        if step.startswith(("SVD", "split")):
+            seen.extend(
+                pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"
+            )
+
+    assign_svd(small_log, progress=look)
+    assign_pq(np.random.default_rng(0).random((300, 8), np.float32), progress=look)
+    assert set(seen) == {1}
 
 
 @given(npst.arrays(np.float64, st.integers(0, 50), elements=st.floats(-1, 1)), st.integers(1, 60))
@@ -154,6 +202,13 @@ def test_pq_recovers_clusters_exactly() -> None:
     error = ((vectors - rebuilt) ** 2).sum() / ((vectors - vectors.mean(0)) ** 2).sum()
     assert quantised.relative_error == pytest.approx(error, abs=1e-6)
     assert quantised.relative_error < 0.02
+
+
+def test_pq_does_not_mind_vectors_far_from_the_origin() -> None:
+    vectors = np.random.default_rng(3).standard_normal((2000, 8)).astype(np.float32)
+    near = assign_pq(vectors, num_splits=2, num_sub_items=16)
+    far = assign_pq(vectors + np.float32(3000), num_splits=2, num_sub_items=16)
+    assert far.relative_error == pytest.approx(near.relative_error, rel=0.05)
 
 
 def test_pq_assigns_the_nearest_and_reports_its_error() -> None:
@@ -206,7 +261,7 @@ def test_save_and_load(small_log: Interactions, tmp_path: Path) -> None:
     assert loaded.settings == codebook.settings
     assert loaded.item_ids is not None
     assert loaded.item_ids[5] == small_log.item_ids[5]
-    assert isinstance(loaded.codes.base, np.memmap)
+    assert isinstance(loaded.codes, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         loaded.codes[0, 0] = 1
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,6 +58,13 @@ def test_validation_items_leave_training_but_not_the_test_history() -> None:
         "bob": (["a", "b", "c", "d"], "e"),
     }
     assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
+
+
+def test_shares_are_decimal_fractions() -> None:
+    log = log_of(*[("u", n, n) for n in range(100)])
+    for percent in (7, 14, 28, 29, 55, 56, 57, 90, 99):
+        holdout = temporal_holdout(log, train_fraction=percent / 100, validation_users=0)
+        assert holdout.train.num_interactions == percent
 
 
 def test_equal_times_are_never_torn_apart() -> None:
@@ -120,8 +129,9 @@ def test_nothing_leaks_from_the_future_and_nothing_is_lost(
     cut, train, test = holdout.cut_time, holdout.train, holdout.test
     assert cut is not None
     before = int((log.times <= cut).sum())
-    assert before >= fraction * log.num_interactions
-    assert int((log.times < cut).sum()) < fraction * log.num_interactions
+    share = Fraction(repr(fraction)) * log.num_interactions
+    assert before >= share
+    assert int((log.times < cut).sum()) < share
     assert train.num_interactions == 0 or train.times.max() <= cut
     assert len(holdout.validation) <= validation
     dropped = set(holdout.dropped_users.tolist())

@@ -226,6 +226,8 @@ GOOD = "user,item,time\n1,2,1287532527\n"
         ("log.parquet", b"PAR1" + bytes(50), "log.parquet: not a readable Parquet file"),
         ("log.jsonl", '{"user":1,"item":2,"time":3}\n{"user":1,', "line 2: not a JSON object"),
         ("log.jsonl", '{"user":1,"item":2,"time":3}\n{"user":1,"time":3}', "line 2: the item is missing"),
+        ("log.jsonl", '{"user":1,"item":12345678901234567890123,"time":3}', "the item is a number beyond 64 bits"),
+        ("log.jsonl", '{"user":1,"item":2,"time":3}\n[1]\n', "line 2: not a JSON object"),
         ("log.jsonl", "[1, 2, 3]\n", "line 1: not a JSON object: '\\[1, 2, 3\\]'"),
         ("log.tmp/", "", "no CSV, TSV, JSON lines or Parquet files in this folder"),
     ],
@@ -252,6 +254,8 @@ def test_broken_files_are_named_with_line_and_text(
         ("tmall", "t.csv", "user,item,time\n1,2,3\n", "line 1: not the tmall format: expected the header 'use_ID"),
         ("tmall", "t.csv", "use_ID,sel_ID,ite_ID,cat_ID,act_ID,time_stamp\n1,2,3,4,5,20151131\n", "line 2: impossible time, expected a date yyyymmdd"),
         ("movielens", "r.dat", "1::1193::5::978300760\n1::661::3\n", "line 2: too few fields \\(3, expected 4\\): '1::661::3'"),
+        ("movielens", "r.dat", "1::1193::5::978300760\n1:661:3:978302109\n", "line 2: too few fields \\(1, expected 4\\)"),
+        ("tmall", "t.csv", "use_ID,sel_ID,ite_ID,cat_ID,act_ID,time_stamp\n1,2,3,4,5,2015115\n", "line 2: impossible time"),
         ("movielens", "r.csv", "user,item\n", "line 1: not a movielens format"),
         ("movielens", "", "", "no ratings.dat, ratings.csv or u.data in this folder"),
         ("gowala", "g.txt", "x", "format is 'gowala', expected one of auto, gowalla, tmall, movielens"),
@@ -284,6 +288,55 @@ def test_stray_quotes_do_not_swallow_rows_silently(tmp_path: Path) -> None:
     # Tab-separated files have no quoting: there the quote is part of the name.
     path = write(tmp_path, "log.tsv", "user\titem\ttime\n" + "\n".join(rows).replace(",", "\t"))
     assert read_columns(path).items[10] == '"i10'
+
+
+def test_ids_are_typed_by_the_rows_that_stay(tmp_path: Path) -> None:
+    path = write(tmp_path, "log.csv", GOOD + "user,item,time\n10,3,1287532528\n")
+    log = read_columns(path, on_bad_rows="skip")
+    assert log.users.to_list() == [1, 10]
+
+
+def test_missing_times_do_not_decide_the_format(tmp_path: Path) -> None:
+    path = write(tmp_path, "log.csv", GOOD + "3,4,\n" * 6)
+    assert rows_of(read_columns(path, on_bad_rows="skip")) == [(1, 2, 1287532527)]
+
+
+def test_brackets_in_names_are_no_patterns(tmp_path: Path) -> None:
+    for name, user in (("log[1].parquet", 1), ("log1.parquet", 2)):
+        frame = pl.DataFrame({"user": [user], "item": [1], "time": [3]})
+        with (tmp_path / name).open("wb") as file:
+            frame.write_parquet(file)
+    assert read_columns(tmp_path / "log[1].parquet").users.to_list() == [1]
+
+
+def test_keys_and_ids_of_json_in_any_script(tmp_path: Path) -> None:
+    line = json.dumps({"benutzé": "Zoë 😀", "a'b\"c": "x", "t": 3}, ensure_ascii=False)
+    path = write(tmp_path, "log.jsonl", line)
+    log = read_columns(path, columns=Columns(user="benutzé", item="a'b\"c", time="t"))
+    assert (log.users.to_list(), log.items.to_list()) == (["Zoë 😀"], ["x"])
+
+
+def test_lines_may_be_long(tmp_path: Path) -> None:
+    long = "x" * 20_000_000
+    path = write(tmp_path, "log.csv", f"user,item,time,text\n1,2,3,{long}\n1,2,4,y\n5\n")
+    with pytest.raises(InputError, match="line 4: too few fields"):
+        read_columns(path)
+    path = write(tmp_path, "log.jsonl", json.dumps({"user": 1, "item": 2, "time": 3, "text": long}))
+    assert rows_of(read_columns(path)) == [(1, 2, 3)]
+
+
+def test_names_of_columns_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "log.csv", "user,item,user,time\n1,2,3,4\n")
+    with pytest.raises(InputError, match="2 columns are called 'user'"):
+        read_columns(path)
+
+
+def test_decimal_ids_are_not_cut(tmp_path: Path) -> None:
+    items = pl.Series(["1.5", "2"]).cast(pl.Decimal(5, 2))
+    frame = pl.DataFrame({"user": [1, 2], "item": items, "time": [3, 4]})
+    frame.write_parquet(tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="x.parquet: row 1: the item id is not an integer"):
+        read_columns(tmp_path / "x.parquet")
 
 
 def test_blanks_behind_the_delimiter_are_taken_off(tmp_path: Path) -> None:

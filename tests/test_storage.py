@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def change_manifest(path: Path, **changes: object) -> None:
         (lambda d: (d / "numbers.npy").write_bytes((d / "numbers.npy").read_bytes()[:-5]), "numbers.npy: 219 bytes, expected 224: truncated"),
         (lambda d: flip_a_bit(d / "numbers.npy"), "numbers.npy: checksum does not match"),
         (lambda d: (d / "numbers.npy").unlink(), "numbers.npy: missing"),
-        (lambda d: (d / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda d: (d / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda d: (d / "manifest.json").write_text("{"), "not a recprune manifest, or a truncated one"),
         (lambda d: (d / "manifest.json").write_text("[]"), "not a recprune manifest"),
         (lambda d: (d / "manifest.json").write_bytes(b"\xff"), "manifest.json: cannot be read"),
@@ -151,7 +152,6 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     path = tmp_path / "thing" / "numbers.npy"
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     entry = {
-        "file": path.name,
         "dtype": "|O",
         "shape": [1],
         "bytes": path.stat().st_size,
@@ -165,7 +165,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="nowhere: not a saved thing: the folder does not exist"):
+    with pytest.raises(StorageError, match="nowhere: not a saved thing: no such folder"):
         load(tmp_path / "nowhere")
 
 
@@ -182,6 +182,42 @@ def test_a_full_disk_leaves_the_old_one_whole(
         save(tmp_path / "thing", 2)
     assert load(tmp_path / "thing")[0] == {"value": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
+
+
+def test_a_reader_never_sees_half_of_two_folders(tmp_path: Path) -> None:
+    """One process keeps replacing the folder, this one keeps loading it."""
+    folder = tmp_path / "thing"
+    program = textwrap.dedent(
+        """
+        import itertools, sys
+        import numpy as np
+        from recprune.storage import save_folder
+        for value in itertools.count():
+            save_folder(sys.argv[1], kind="thing", version=2, settings={"value": value},
+                        arrays={name: np.full(2000, value) for name in "abc"})
+        """
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program, folder])
+    try:
+        while not folder.exists():
+            time.sleep(0.01)
+        values = set()
+        for number in range(1500):
+            settings, arrays = load(folder, verify=number % 2 == 0)
+            assert {int(array[0]) for array in arrays.values()} == {settings["value"]}
+            values.add(settings["value"])
+        assert len(values) > 10
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def test_a_link_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
+    save(tmp_path / "v1", 1)
+    (tmp_path / "current").symlink_to("v1")
+    save(tmp_path / "current", 2)
+    assert (tmp_path / "current").is_symlink()
+    assert load(tmp_path / "v1")[0] == {"value": 2}
 
 
 def test_a_kill_in_the_midst_of_saving_leaves_the_old_one_whole(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,15 +103,21 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         write_synthetic_log(tmp_path / "nowhere" / "log.parquet", SMALL)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_write_that_fails_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     path.write_text("what was there before")
-    (tmp_path / ".log.parquet.part").symlink_to("/dev/full")
-    with pytest.raises(
-        InputError, match="log.parquet: cannot be written: .*No space left on device"
-    ):
-        write_synthetic_log(path, SMALL)
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)); "
+        "from recprune.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = ["synth", "--preset", "gowalla-like", "--users", "500", "--items", "5000"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *command, "--interactions", "20000", "--out", path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "log.parquet: cannot be written" in result.stderr
+    assert "Traceback" not in result.stderr
     assert path.read_text() == "what was there before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["log.parquet"]
 

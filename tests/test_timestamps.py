@@ -35,6 +35,8 @@ MOMENT = datetime(2010, 10, 19, 23, 55, 27, tzinfo=UTC)
         ("2010-10-20T01:55:27+02:00", MOMENT),
         ("2010-10-19 21:55:27.5-0200", MOMENT.replace(microsecond=500_000)),
         ("2010-10-19 23:55:27", MOMENT),
+        ("2010-10-20T01:55:27+02", MOMENT),
+        ("20101019T235527Z", MOMENT),
         ("2010-10-19T23:55", MOMENT.replace(second=0)),
         ("2010-10-19 23:55", MOMENT.replace(second=0)),
         ("2010-10-19", MOMENT.replace(hour=0, minute=0, second=0)),

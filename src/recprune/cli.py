@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -35,13 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands[parsed.command].error(f"unknown: {' '.join(unknown)}")
     try:
         parsed.run(parsed)
+        sys.stdout.flush()
     except RecpruneError as error:
         return _complain(parsed.command, str(error), EXIT_BAD_INPUT)
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader of our output, say `head`, has enough
-            sys.stderr.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return _complain(parsed.command, str(error), EXIT_BAD_INPUT)
+    except MemoryError as error:
+        return _complain(parsed.command, f"not enough memory: {error}", EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         return _complain(parsed.command, "interrupted", EXIT_INTERRUPTED)
     return 0
@@ -243,6 +247,8 @@ def _codebook(parsed: argparse.Namespace) -> None:
     check_target(parsed.out, kind=CODEBOOK)
     check_size(parsed.splits, parsed.sub_items)
     log = _read_log(parsed)
+    if parsed.method == "random":
+        parsed.holdout = "none"  # chance needs no training
     train, training = _training_log(log, parsed)
     sizes = {"num_splits": parsed.splits, "num_sub_items": parsed.sub_items, "seed": parsed.seed}
     with showing_progress("codebook") as progress:

@@ -8,7 +8,6 @@ trained later, with the model; here only their assignment is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from recprune.identifiers import ExternalIds, ids_from_arrays
 from recprune.interactions import Interactions
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
+    MAX_SUB_ITEMS,
     CodeArray,
     Float32Array,
     Float64Array,
@@ -28,15 +28,18 @@ from recprune.types import (
     Int64Array,
     Json,
     Progress,
+    StorageError,
     frozen,
     needs_extra,
     no_progress,
     random_generator,
 )
 
-MAX_SUB_ITEMS = 65_536
 KIND = "codebook"
 _VERSION = 1
+
+# Up to this many users or items, the SVD is computed densely.
+_DENSE_SIZE = 256
 
 # The noise that separates items of equal value, relative to a component scaled to [0, 1].
 _NOISE = 1e-5
@@ -66,7 +69,7 @@ class Codebook:
             )
         if self.item_ids is not None and len(self.item_ids) != self.num_items:
             raise InputError(f"{len(self.item_ids)} item ids for {self.num_items} codes")
-        object.__setattr__(self, "codes", frozen(self.codes))
+        frozen(self.codes)
 
     def __repr__(self) -> str:
         return (
@@ -102,7 +105,7 @@ class Codebook:
         arrays: dict[str, NDArray[Any]] = {"codes": self.codes}
         if self.item_ids is not None:
             arrays |= self.item_ids.to_arrays("item_ids")
-        settings = {"num_sub_items": self.num_sub_items, "assignment": self.settings}
+        settings = {"num_sub_items": int(self.num_sub_items), "assignment": self.settings}
         save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
 
     @classmethod
@@ -110,7 +113,10 @@ class Codebook:
         """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
         settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
         item_ids = ids_from_arrays(arrays, "item_ids")
-        return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
+        try:
+            return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
+        except KeyError as error:
+            raise StorageError(f"{folder}: the codebook has no {error.args[0]}") from None
 
 
 def assign_svd(
@@ -142,7 +148,7 @@ def assign_svd(
     settings = {
         "method": "svd",
         "seed": seed,
-        "singular_values": np.abs(singular_values).tolist(),
+        "singular_values": singular_values.tolist(),
         # Items that nobody had in training: their codes are noise.
         "unseen_items": int((np.bincount(train.items, minlength=train.num_items) == 0).sum()),
     }
@@ -159,6 +165,8 @@ def assign_random(
 ) -> Codebook:
     """Assign codes at random, every sub-item id serving the same number of items, ±1."""
     check_size(num_splits, num_sub_items)
+    if num_items < 0:
+        raise InputError(f"num_items is {num_items}, expected 0 or more")
     rng = random_generator(seed)
     codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
     for split in range(num_splits):
@@ -173,6 +181,9 @@ class QuantisedItems:
     codebook: Codebook
     sub_item_embeddings: Float32Array  # [num_splits, num_sub_items, d / num_splits]
     relative_error: float  # Σ‖vector − reconstruction‖² / Σ‖vector − mean‖²: 0 is lossless
+
+    def __post_init__(self) -> None:
+        frozen(self.sub_item_embeddings)
 
 
 def assign_pq(
@@ -220,13 +231,17 @@ def assign_pq(
     def quantise_split(split: int) -> tuple[float, float]:
         columns = slice(split * width // num_splits, (split + 1) * width // num_splits)
         vectors = np.ascontiguousarray(embeddings[:, columns])
+        # Around their mean, so that float32 tells near vectors apart however far from the origin.
+        mean = vectors.mean(axis=0, dtype=np.float64)
+        vectors = (vectors - mean).astype(np.float32)
         rng = random_generator(seed, split)
-        centroids[split] = _k_means(vectors[sample], num_sub_items, iterations, rng)
-        nearest, squared_errors = _nearest(vectors, centroids[split])
+        centred = _k_means(vectors[sample], num_sub_items, iterations, rng)
+        nearest, squared_errors = _nearest(vectors, centred)
         codes[:, split] = nearest
+        centroids[split] = centred + mean
         progress(f"split {split + 1} of {num_splits} quantised")
-        spread = ((vectors - vectors.mean(axis=0, dtype=np.float64)) ** 2).sum()
-        return float(squared_errors.sum()), float(spread)
+        spread = float(np.square(vectors, dtype=np.float64).sum())
+        return float(squared_errors.sum(dtype=np.float64)), spread
 
     # One BLAS thread per split: sums then have one order, whatever the machine's thread count.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
@@ -258,47 +273,68 @@ def check_size(num_splits: int, num_sub_items: int) -> None:
 def _item_components(
     train: Interactions, count: int, rng: np.random.Generator, progress: Progress
 ) -> tuple[Float64Array, Float64Array]:
-    """Return the strongest right singular vectors of the user–item matrix, and their values."""
+    """Return the strongest right singular vectors of the user–item matrix, and their values.
+
+    Where the matrix has fewer than `count` directions, the rest are zeros.
+    """
     with needs_extra("data"):
         from scipy.sparse import csr_array
-        from scipy.sparse.linalg import LinearOperator, svds
         from threadpoolctl import threadpool_limits
 
-    rank = min(train.num_users, train.num_items)
-    if rank <= count:
-        raise InputError(
-            f"{count} splits need more than {count} users and items, "
-            f"the training log has {train.num_users} and {train.num_items}"
-        )
     progress("building the user–item matrix")
-    ones = np.ones(train.num_interactions)
     # Repeated (user, item) entries need not be merged: products add them up.
+    ones = np.ones(train.num_interactions)
     matrix = csr_array((ones, train.items, train.offsets), (train.num_users, train.num_items))
+    # The eigenvectors of the smaller of A·Aᵀ and Aᵀ·A.
+    by_users = train.num_users <= train.num_items
+    half = matrix if by_users else matrix.T
+    # One BLAS thread, so that sums have one order whatever the machine's thread count.
+    with threadpool_limits(1, user_api="blas"):
+        eigenvalues, eigenvectors = _strongest_eigenvectors(half, count, rng, progress)
+        vectors: Any = matrix.T @ eigenvectors if by_users else eigenvectors
+        lengths = np.linalg.norm(vectors, axis=0)
+    vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0).T
+    components = np.zeros((count, train.num_items))
+    values = np.zeros(count)
+    # Whatever is not clearly above rounding is no direction of the data, but an arbitrary one.
+    real = eigenvalues > max(1e-12 * eigenvalues.max(initial=0.0), 0.0)
+    components[: len(vectors)][real] = vectors[real]
+    values[: len(vectors)][real] = np.sqrt(eigenvalues[real])
+    # A singular vector's sign is arbitrary: fix it, so that codes do not hang on the solver's.
+    signs = np.sign(components[np.arange(count), np.abs(components).argmax(axis=1)])
+    return components * np.where(signs == 0, 1.0, signs)[:, None], values
+
+
+def _strongest_eigenvectors(
+    half: Any, count: int, rng: np.random.Generator, progress: Progress
+) -> tuple[Float64Array, Float64Array]:
+    """Return the largest eigenvalues of half·halfᵀ, at most `count`, and vectors as columns."""
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+    size = half.shape[0]
+    if size <= max(_DENSE_SIZE, 2 * count):
+        eigenvalues, eigenvectors = np.linalg.eigh((half @ half.T).toarray())
+        return eigenvalues[::-1][:count], eigenvectors[:, ::-1][:, :count]
     products = 0
 
-    def counted(multiply: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def product(vector: Any) -> Any:
-            nonlocal products
-            products += 1
-            progress(f"SVD: {products} products with the user–item matrix")
-            return multiply(vector)
+    def multiply(vector: Any) -> Any:
+        nonlocal products
+        products += 1
+        progress(f"SVD: {products} products with the user–item matrix")
+        return half @ (half.T @ vector)
 
-        return product
-
-    operator = LinearOperator(
-        matrix.shape, matvec=counted(matrix.dot), rmatvec=counted(matrix.T.dot), dtype=np.float64
-    )
-    # One BLAS thread, so that ARPACK's sums have one order whatever the machine's thread count.
-    with threadpool_limits(1, user_api="blas"):
-        start = rng.standard_normal(rank)
-        _, values, vectors = svds(operator, count, v0=start, tol=1e-8, return_singular_vectors=True)
-    strongest_first = np.argsort(-values, kind="stable")
-    vectors = vectors[strongest_first]
-    # A singular vector's sign is arbitrary: fix it, so that codes do not hang on ARPACK's choice.
-    signs = np.sign(vectors[np.arange(count), np.abs(vectors).argmax(axis=1)])
-    return vectors * np.where(signs == 0, 1.0, signs)[:, None], values[strongest_first].astype(
-        np.float64
-    )
+    operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
+    if half.nnz == 0:
+        return np.zeros(0), np.zeros((size, 0))
+    try:
+        # The generator also seeds ARPACK's restarts, which a matrix of low rank provokes.
+        eigenvalues, eigenvectors = eigsh(
+            operator, count, which="LM", v0=rng.standard_normal(size), tol=1e-10, rng=rng
+        )
+    except ArpackError as error:
+        raise InputError(f"no SVD of the user–item matrix: {error}") from None
+    strongest_first = np.argsort(-eigenvalues, kind="stable")
+    return eigenvalues[strongest_first], eigenvectors[:, strongest_first]
 
 
 def _quantile_bins(values: Float64Array, num_bins: int) -> Int64Array:

@@ -13,8 +13,14 @@ with needs_extra("data"):
     from rich.table import Table
     from rich.text import Text
 
-output = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with 1; the command line knows better
+
+
+output = _Console(highlight=False, emoji=False)
+messages = _Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:

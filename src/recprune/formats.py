@@ -22,6 +22,7 @@ LogFormat = Literal["auto", "gowalla", "tmall", "movielens"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 
 _HEAD_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 28
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _PART_SUFFIXES = {
@@ -62,10 +63,15 @@ class Source:
         """Open the decompressed bytes as an Arrow input stream."""
         return pa.input_stream(str(self.path), compression=self.compression)
 
-    def head(self) -> bytes:
-        """Return the first decompressed bytes."""
+    def first_line(self) -> bytes:
+        """Return the first line, decompressed, without its end."""
+        line = b""
         with self.open() as stream:
-            return bytes(stream.read(_HEAD_BYTES))
+            while len(line) < _LONGEST_LINE and (more := bytes(stream.read(_HEAD_BYTES))):
+                line += more
+                if b"\n" in more or b"\r" in more:
+                    break
+        return (line.removeprefix(b"\xef\xbb\xbf").splitlines() or [b""])[0]
 
 
 @dataclass(frozen=True)
@@ -82,16 +88,7 @@ class Layout:
     header_lines: int = 0
     quoted: bool = True
     integer_ids: bool = False  # the format promises it, so anything else is a bad row
-    delimiter_length: int = 1  # 2 for "::", read as ":" with an empty field between two of them
-
-    @property
-    def width(self) -> int:
-        """Number of fields in a row, as a person counts them."""
-        return self.width_of(len(self.columns)) if self.kind == "delimited" else 1
-
-    def width_of(self, fields: int) -> int:
-        """Turn a number of fields as read into the number that a person counts."""
-        return -(-fields // self.delimiter_length)
+    double_colon: bool = False  # "::" stands between fields; read as tabs
 
 
 def find_sources(path: str | Path) -> list[Source]:
@@ -157,16 +154,16 @@ def find_layout(
         names = _json_names(source)
         return _with_roles(source.path, names, columns, Layout("jsonl", "", "", "", time_format))
     delimiter = "\t" if delimiter == "\\t" else delimiter
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+    if delimiter is not None and not _is_delimiter(delimiter):
         raise InputError(
-            f"delimiter is {delimiter!r}, expected one character, not a quote or newline"
+            f"delimiter is {delimiter!r}, expected one ASCII character, not a quote or newline"
         )
     first_line = _first_line(source)
     delimiter = delimiter or _sniff_delimiter(first_line, source.path)
     names = next(csv.reader([first_line], delimiter=delimiter), [])
     if header:
         # RecBole writes the type behind the name: "user_id:token".
-        names = [name.strip().split(":")[0] for name in names]
+        names = [_without_recbole_type(name.strip()) for name in names]
     else:
         names = [str(position) for position in range(len(names))]
     base = Layout(
@@ -207,8 +204,8 @@ def _movielens(source: Source) -> Layout:
     first_line = _first_line(source)
     common = Layout("delimited", "user", "item", "time", "seconds", quoted=False, integer_ids=True)
     if "::" in first_line:
-        names = ("user", "empty 1", "item", "empty 2", "rating", "empty 3", "time")
-        return replace(common, delimiter=":", delimiter_length=2, columns=names)
+        names = ("user", "item", "rating", "time")
+        return replace(common, delimiter="\t", double_colon=True, columns=names)
     if first_line.split(",") == ["userId", "movieId", "rating", "timestamp"]:
         return replace(common, columns=("user", "item", "rating", "time"), header_lines=1)
     if len(first_line.split("\t")) == 4:
@@ -265,14 +262,22 @@ def _source(path: Path) -> Source:
 
 
 def _first_line(source: Source) -> str:
-    head = source.head().removeprefix(b"\xef\xbb\xbf")
-    line = head.splitlines()[0] if head.splitlines() else b""
+    line = source.first_line()
     if not line.strip():
         raise InputError(f"{source.path}: line 1: is empty, expected a row or a header")
     try:
         return line.decode()
     except UnicodeDecodeError:
         raise InputError(f"{source.path}: line 1: not UTF-8 text: {line[:120]!r}") from None
+
+
+def _without_recbole_type(name: str) -> str:
+    plain, _, kind = name.partition(":")
+    return plain if kind in ("token", "float", "token_seq", "float_seq") else name
+
+
+def _is_delimiter(text: str) -> bool:
+    return len(text) == 1 and text.isascii() and text not in '"\r\n'
 
 
 def _sniff_delimiter(line: str, path: Path) -> str:
@@ -289,7 +294,8 @@ def _parquet_names(path: Path) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        return list(pq.read_schema(path).names)
+        with path.open("rb") as file:
+            return list(pq.ParquetFile(file).schema_arrow.names)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file: {error}") from None
 
@@ -298,7 +304,7 @@ def _json_names(source: Source) -> list[str]:
     line = _first_line(source)
     try:
         first = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         first = None
     if not isinstance(first, dict):
         raise InputError(f"{source.path}: line 1: not a JSON object: {line[:120]!r}")
@@ -323,6 +329,12 @@ def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) 
                 f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
                 f"give it with --{role}-column (Columns({role}=...)), and a file without column "
                 "names with --no-header (header=False)"
+            )
+        if names.count(chosen) > 1:
+            raise InputError(f"{path}: {names.count(chosen)} columns are called {chosen!r}")
+        if layout.kind == "jsonl" and "\\" in chosen:
+            raise InputError(
+                f"{path}: the key {chosen!r} holds a backslash, which is not supported"
             )
         found[role] = chosen
     return replace(layout, user=found["user"], item=found["item"], time=found["time"])

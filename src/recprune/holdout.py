@@ -7,7 +7,9 @@ published figures; it lets one user's past lie in another user's future.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -31,7 +33,7 @@ class Targets:
 
     def __post_init__(self) -> None:
         for name in ("users", "items", "starts", "ends"):
-            object.__setattr__(self, name, frozen(getattr(self, name)))
+            frozen(getattr(self, name))
 
     def __len__(self) -> int:
         return len(self.users)
@@ -49,7 +51,7 @@ class Holdout:
     cut_time: int | None  # the last time of training, in microseconds; None without a global cut
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dropped_users", frozen(self.dropped_users))
+        frozen(self.dropped_users)
 
     def history(self, targets: Targets, target: int) -> Int32Array:
         """Return what is known of the user when this target is to be predicted."""
@@ -80,8 +82,8 @@ def temporal_holdout(
         raise InputError(f"min_history is {min_history}, expected at least 1")
     if log.num_interactions == 0:
         raise InputError("the log has no interactions to hold out from")
-    # The k-th smallest time with k = ⌈fraction · n⌉, in exact integer steps.
-    place = min(int(np.ceil(train_fraction * log.num_interactions)), log.num_interactions) - 1
+    # The k-th smallest time with k = ⌈fraction · n⌉; as a decimal fraction, for 0.55 · 100 is 55.
+    place = math.ceil(Fraction(repr(float(train_fraction))) * log.num_interactions) - 1
     cut_time = int(np.partition(log.times, place)[place])
     # Within a user times ascend, so what lies before the cut is a prefix of the history.
     before = np.zeros(log.num_interactions + 1, np.int64)

@@ -30,7 +30,7 @@ class IntegerIds:
     numbers: Int64Array
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", frozen(self.numbers))
+        frozen(self.numbers)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -73,8 +73,8 @@ class StringIds:
     pool: NDArray[np.uint8]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offsets", frozen(self.offsets))
-        object.__setattr__(self, "pool", frozen(self.pool))
+        frozen(self.offsets)
+        frozen(self.pool)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -66,7 +66,7 @@ class Interactions:
                 raise InputError(
                     f"{name} is {array.dtype}[{array.ndim}-D], expected {dtype.__name__}[1-D]"
                 )
-            object.__setattr__(self, name, frozen(array))
+            frozen(array)
         if len(self.items) != len(self.times):
             raise InputError(f"{len(self.items)} items but {len(self.times)} times")
         if len(self.offsets) != self.num_users + 1 or self.offsets[0] != 0:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune import _native
-from recprune.types import CodeArray, InputError, Int64Array, frozen
+from recprune.types import MAX_SUB_ITEMS, CodeArray, InputError, Int64Array, frozen
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +19,8 @@ class PostingLists:
     items: NDArray[np.int32 | np.int64]  # [num_splits, num_items]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offsets", frozen(self.offsets))
-        object.__setattr__(self, "items", frozen(self.items))
+        frozen(self.offsets)
+        frozen(self.items)
 
     def posting_list(self, split: int, sub_item_id: int) -> NDArray[np.int32 | np.int64]:
         """Return L_m(b): the items with this sub-item id in this split."""
@@ -42,8 +42,8 @@ def build_posting_lists(codes: CodeArray, num_sub_items: int, *, threads: int = 
         )
     if codes.shape[1] < 1:
         raise InputError("codes has no splits")
-    if not 1 <= num_sub_items <= 65_536:
-        raise InputError(f"num_sub_items is {num_sub_items}, expected 1 to 65536")
+    if not 1 <= num_sub_items <= MAX_SUB_ITEMS:
+        raise InputError(f"num_sub_items is {num_sub_items}, expected 1 to {MAX_SUB_ITEMS}")
     if threads < 1:
         raise InputError(f"threads is {threads}, expected at least 1")
     try:

@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from recprune.formats import Layout, Source, find_layout, find_sources, movielens_file
 from recprune.timestamps import TimeFormat, parse_times
@@ -30,6 +32,7 @@ OnBadRows = Literal["error", "skip"]
 
 _ROLES = ("user", "item", "time")
 _BLOCK_BYTES = 4 << 20
+_LARGEST_BLOCK_BYTES = 1 << 28
 _LONGEST_EXCERPT = 120
 # Never part of a line of JSON, so that a whole line is read as one field.
 _NO_DELIMITER = "\x1f"
@@ -79,6 +82,8 @@ def read_columns(
         except InputError as error:
             named = str(error).startswith(str(source.path))
             raise InputError(str(error) if named else f"{source.path}: {error}") from None
+        except UnicodeEncodeError:
+            raise InputError(f"{str(source.path)!a}: the file's name is not UTF-8") from None
         except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
             raise InputError(f"{source.path}: cannot be read: {error}") from None
         parts.append(part)
@@ -110,7 +115,9 @@ def _read_parquet(
     source: Source, layout: Layout, on_bad_rows: OnBadRows
 ) -> tuple[pl.DataFrame, list[BadRows]]:
     names = {role: getattr(layout, role) for role in _ROLES}
-    frame = pl.read_parquet(source.path, columns=sorted(set(names.values())))
+    with source.path.open("rb") as file:
+        table = pq.ParquetFile(file).read(columns=sorted(set(names.values())))
+    frame = pl.DataFrame(pl.from_arrow(table))
     rows = pl.DataFrame({role: frame[name] for role, name in names.items()})
     clean, faults = _check(rows, layout)
     bad_rows = []
@@ -158,12 +165,33 @@ def _read_carefully(source: Source, layout: Layout) -> tuple[pl.DataFrame, int]:
     if layout.kind == "jsonl":
         frame = pl.DataFrame(pl.from_arrow(table))
         readable = frame["line"].str.json_path_match("$").is_not_null()
+        readable &= frame["line"].str.contains(r"^\s*\{")
         return _json_columns(frame, layout).with_columns(readable.alias("readable")), len(ragged)
     return _roles(table, layout), len(ragged)
 
 
 def _read_arrow(
     source: Source, layout: Layout, types: dict[str, Any], ragged: list[int] | None = None
+) -> Any:
+    """Read the named columns in blocks that are large enough for the longest line."""
+    block_bytes = _BLOCK_BYTES
+    while True:
+        try:
+            return _read_blocks(source, layout, types, ragged, block_bytes)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error) or block_bytes > _LARGEST_BLOCK_BYTES:
+                raise
+            block_bytes *= 8
+            if ragged is not None:
+                ragged.clear()
+
+
+def _read_blocks(
+    source: Source,
+    layout: Layout,
+    types: dict[str, Any],
+    ragged: list[int] | None,
+    block_bytes: int,
 ) -> Any:
     """Read the named columns; rows of a wrong width raise, or go to `ragged` if that is given.
 
@@ -178,7 +206,9 @@ def _read_arrow(
             ragged.append(row.actual_columns)
             return "skip"
 
-        stream = pa.PythonFile(_RepairedText(source.open()), mode="r")
+        stream = pa.PythonFile(_TextStream(source.open(), layout.double_colon), mode="r")
+    elif layout.double_colon:
+        stream = pa.PythonFile(_TextStream(source.open(), True), mode="r")
     elif source.compression:
         stream = source.open()
     else:  # given a path, Arrow reads ahead in parallel
@@ -190,7 +220,7 @@ def _read_arrow(
             read_options=pa_csv.ReadOptions(
                 column_names=["line"] if json_lines else list(layout.columns),
                 skip_rows=layout.header_lines,
-                block_size=_BLOCK_BYTES,
+                block_size=block_bytes,
             ),
             parse_options=pa_csv.ParseOptions(
                 delimiter=_NO_DELIMITER if json_lines else layout.delimiter,
@@ -204,11 +234,13 @@ def _read_arrow(
         )
 
 
-class _RepairedText(io.RawIOBase):
-    """Bytes with U+FFFD wherever they are not UTF-8, so that every row can at least be shown."""
+class _TextStream(io.RawIOBase):
+    """Bytes that Arrow can take: "::" as a tab if asked for, U+FFFD for what is not UTF-8."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, double_colon: bool) -> None:
         self._stream = stream
+        self._double_colon = double_colon
+        self._held_back = b""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def readable(self) -> bool:
@@ -216,9 +248,14 @@ class _RepairedText(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
-        text = self._decode(data, final=not data)
+        text = self._held_back + self._decode(data, final=not data).encode()
+        self._held_back = b""
+        if self._double_colon:
+            if data and text.endswith(b":") and not text.endswith(b"::"):
+                self._held_back, text = b":", text[:-1]
+            text = text.replace(b"::", b"\t")
         # An empty answer would mean the end: read on if all we got is half a character.
-        return text.encode() if text or not data else self.read(size)
+        return text if text or not data else self.read(size)
 
     def close(self) -> None:
         self._stream.close()
@@ -232,9 +269,13 @@ def _roles(table: Any, layout: Layout) -> pl.DataFrame:
 
 def _json_columns(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     return frame.select(
-        pl.col("line").str.json_path_match(f"$[{json.dumps(getattr(layout, role))}]").alias(role)
+        pl.col("line").str.json_path_match(_json_path(getattr(layout, role))).alias(role)
         for role in _ROLES
     )
+
+
+def _json_path(key: str) -> str:
+    return f"$[{json.dumps(key, ensure_ascii=False)}]"
 
 
 # Checking ----------------------------------------------------------------------------------------
@@ -276,6 +317,8 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
         if values.dtype == pl.String:
             complain(f"the {role} is missing", values == "")
             complain(f"the {role} is not UTF-8 text", _holds(values, "\ufffd"))
+    times, expected = parse_times(rows["time"], layout.time_format)
+    complain(f"impossible time, expected {expected}", times.is_null())
     for role in ("user", "item"):
         if rows[role].dtype == pl.String:
             # A quote that is never closed swallows the lines that follow.
@@ -283,11 +326,15 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
             if layout.kind == "jsonl":
                 nested = rows[role].str.contains(r"^[\[{].*[\]}]$")
                 complain(f"the {role} is not a number or a string", nested)
-        ids = _as_ids(rows[role], role, layout.integer_ids)
+                huge = rows[role].str.contains(r"^-?\d\.\d+e\+\d+$")
+                complain(f"the {role} is a number beyond 64 bits; write it as a string", huge)
+    # The type of the ids is decided by the rows that stay.
+    good = ~pl.any_horizontal(fault.rows for fault in faults) if faults else None
+    for role in ("user", "item"):
+        kept = rows[role] if good is None else rows.select(role).filter(good).to_series()
+        ids = _as_ids(rows[role], kept, role, layout.integer_ids)
         complain(f"the {role} id is not an integer", ids.is_null())
         rows = rows.with_columns(ids.alias(role))
-    times, expected = parse_times(rows["time"], layout.time_format)
-    complain(f"impossible time, expected {expected}", times.is_null())
     return rows.select("user", "item", times.alias("time")), faults
 
 
@@ -303,20 +350,20 @@ def _holds(values: pl.Series, text: str) -> pl.Series:
     return values.str.contains(text, literal=True).fill_null(False)
 
 
-def _as_ids(ids: pl.Series, role: str, integer_ids: bool) -> pl.Series:
-    """Return ids as Int64 or String; null where an integer was promised and is not there."""
+def _as_ids(ids: pl.Series, kept: pl.Series, role: str, integer_ids: bool) -> pl.Series:
+    """Return ids as Int64 or String, by what the kept ones are; null where that fails."""
     if ids.dtype in (pl.Categorical, pl.Enum, pl.Null):
-        ids = ids.cast(pl.String)
+        ids, kept = ids.cast(pl.String), kept.cast(pl.String)
     if ids.dtype == pl.String:
-        integers = integer_ids or _are_canonical_integers(ids.filter(ids != ""))
+        integers = integer_ids or _are_canonical_integers(kept)
         return ids.cast(pl.Int64, strict=False) if integers else ids
     if not ids.dtype.is_numeric():
         raise InputError(f"{role} ids are of type {ids.dtype}, expected integers or strings")
-    if ids.dtype == pl.UInt64 and (ids > np.iinfo(np.int64).max).any():
+    if ids.dtype == pl.UInt64 and (kept > np.iinfo(np.int64).max).any():
         return ids.cast(pl.String)  # hashes: as good a name as a number
     whole = ids.cast(pl.Int64, strict=False)
     # 1.5 would be cut to 1: only whole numbers keep their value.
-    return whole.set(whole != ids, None) if ids.dtype.is_float() else whole
+    return whole if ids.dtype.is_integer() else whole.set(whole != ids, None)
 
 
 def _are_canonical_integers(texts: pl.Series) -> bool:
@@ -344,15 +391,16 @@ def _describe_text_faults(
     wanted = {fault.first_row: fault for fault in faults}
     ragged = _RAGGED if num_ragged else None
     bad_rows: list[BadRows] = []
+    expected = len(layout.columns) if layout.kind == "delimited" else 1
     row = 0
     for line, text, width in _records(source, layout):
         if not wanted and not ragged:
             break
         place = f"{source.path}: line {line}"
-        if width != layout.width:
+        if width != expected:
             if ragged:
-                detail = f"{'too few' if width < layout.width else 'too many'} fields"
-                detail = f"{detail} ({width}, expected {layout.width})"
+                detail = f"{'too few' if width < expected else 'too many'} fields"
+                detail = f"{detail} ({width}, expected {expected})"
                 bad_rows.append(BadRows(ragged, num_ragged, f"{place}: {detail}: {text}"))
                 ragged = None
             continue
@@ -375,12 +423,11 @@ def _records(source: Source, layout: Layout) -> Iterator[tuple[int, str, int]]:
     seen: list[str] = []
 
     def lines() -> Iterator[str]:
-        with io.TextIOWrapper(
-            source.open(), "utf-8", errors="backslashreplace", newline=""
-        ) as file:
+        stream = source.open()
+        with io.TextIOWrapper(stream, "utf-8-sig", errors="backslashreplace", newline="") as file:
             for line in file:
                 seen.append(line)
-                yield line
+                yield line.replace("::", "\t") if layout.double_colon else line
 
     if layout.kind == "jsonl":
         for number, line in enumerate(lines(), 1):
@@ -392,6 +439,7 @@ def _records(source: Source, layout: Layout) -> Iterator[tuple[int, str, int]]:
         delimiter=layout.delimiter,
         quoting=csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE,
     )
+    csv.field_size_limit(sys.maxsize)  # by default a field of 128 KB is an error
     while True:
         seen.clear()
         first_line = reader.line_num + 1
@@ -402,7 +450,7 @@ def _records(source: Source, layout: Layout) -> Iterator[tuple[int, str, int]]:
         if fields is None:
             return
         if fields and first_line > layout.header_lines:
-            yield first_line, _excerpt("".join(seen)), layout.width_of(len(fields))
+            yield first_line, _excerpt("".join(seen)), len(fields)
 
 
 def _excerpt(text: str) -> str:

@@ -14,7 +14,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from recprune.types import Json, StorageError
 
 MANIFEST = "manifest.json"
+_ATTEMPTS = 20  # to load a folder that others keep replacing
 
 
 def save_folder(
@@ -40,9 +42,9 @@ def save_folder(
     An existing folder of the same kind is replaced; anything else in the way is left alone and
     refused, so that a mistyped path cannot cost anybody their files.
     """
-    target = Path(folder)
-    check_target(target, kind=kind)
+    target = Path(os.path.realpath(folder))  # a link stays, what it points to is replaced
     try:
+        check_target(target, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
@@ -80,27 +82,61 @@ def load_folder(
     file's size, type and shape with the manifest.
     """
     source = Path(folder)
-    manifest = _read_manifest(source, kind, version)
-    arrays = {}
-    for name, entry in manifest["arrays"].items():
-        arrays[name] = _read_array(source / entry["file"], entry, verify)
-    return manifest["settings"], arrays
+    for attempt in range(_ATTEMPTS):
+        try:
+            opened = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise StorageError(f"{source}: not a saved {kind}: no such folder") from None
+        except OSError as error:
+            raise StorageError(f"{source}: cannot be read: {_reason(error)}") from None
+        try:
+            # Everything is opened relative to this one folder: if a save swaps another one in
+            # meanwhile, we still see a single one whole.
+            manifest = _read_manifest(source, opened, kind, version)
+            arrays = {
+                name: _read_array(source, opened, name, entry, verify)
+                for name, entry in manifest["arrays"].items()
+            }
+        except _VanishedError as error:
+            # A save has swapped our folder out and removed it: begin again with the new one.
+            if attempt == _ATTEMPTS - 1 or _is_same_folder(source, opened):
+                raise StorageError(str(error)) from None
+        else:
+            return manifest["settings"], arrays
+        finally:
+            os.close(opened)
+    raise AssertionError("unreachable")
 
 
-def _read_manifest(source: Path, kind: str, version: int) -> Json:
+class _VanishedError(Exception):
+    """A file that should be in the folder is not there."""
+
+
+def _is_same_folder(source: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(source.stat(), os.fstat(opened))
+    except OSError:
+        return False
+
+
+def _open_inside(opened: int, name: str) -> Any:
+    return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=opened))
+
+
+def _read_manifest(source: Path, opened: int, kind: str, version: int) -> Json:
     path = source / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        what = "has no manifest.json" if source.exists() else "does not exist"
-        raise StorageError(f"{source}: not a saved {kind}: the folder {what}") from None
+        with _open_inside(opened, MANIFEST) as file:
+            text = file.read().decode()
+    except FileNotFoundError:
+        raise _VanishedError(f"{source}: not a saved {kind}: it has no {MANIFEST}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from None
     try:
         manifest = json.loads(text)
-        found, checksum = manifest["kind"], manifest.pop("sha256")
-        found_version = manifest["version"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        checksum = manifest.pop("sha256")
+        found, found_version = manifest["kind"], manifest["version"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StorageError(f"{path}: not a recprune manifest, or a truncated one") from None
     if found != kind:
         raise StorageError(f"{source}: holds a saved {found}, not a {kind}")
@@ -113,34 +149,19 @@ def _read_manifest(source: Path, kind: str, version: int) -> Json:
     return dict(manifest)
 
 
-def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
-    path = folder / f"{name}.npy"
-    # Little-endian on disk whatever the machine, so that a folder can be moved.
-    stored = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    with path.open("wb") as file:
-        np.save(file, stored, allow_pickle=False)
-        _flush_to_disk(file.fileno())
-    return {
-        "file": path.name,
-        "dtype": stored.dtype.str,
-        "shape": list(stored.shape),
-        "bytes": path.stat().st_size,
-        "sha256": _file_checksum(path),
-    }
-
-
-def _read_array(path: Path, entry: Json, verify: bool) -> NDArray[Any]:
+def _read_array(source: Path, opened: int, name: str, entry: Json, verify: bool) -> NDArray[Any]:
+    path = source / f"{name}.npy"
     try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise StorageError(f"{path}: {size} bytes, expected {entry['bytes']}: truncated?")
-        if verify and _file_checksum(path) != entry["sha256"]:
-            raise StorageError(f"{path}: checksum does not match: the file was changed or damaged")
-        # A memory map of nothing is refused by the system; an empty array is read instead.
-        mapped = 0 not in entry["shape"]
-        array: NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        with _open_inside(opened, path.name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry["bytes"]:
+                raise StorageError(f"{path}: {size} bytes, expected {entry['bytes']}: truncated?")
+            if verify and hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                raise StorageError(f"{path}: checksum does not match: changed or damaged")
+            file.seek(0)
+            array = _map_array(file)
     except FileNotFoundError:
-        raise StorageError(f"{path}: missing") from None
+        raise _VanishedError(f"{path}: missing") from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from None
     if array.dtype.str != entry["dtype"] or list(array.shape) != entry["shape"]:
@@ -149,6 +170,35 @@ def _read_array(path: Path, entry: Json, verify: bool) -> NDArray[Any]:
             f"expected {entry['dtype']}{entry['shape']}"
         )
     return array
+
+
+def _map_array(file: Any) -> NDArray[Any]:
+    """Memory-map the array of an open .npy file; `np.load` would open it a second time."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not an array that recprune wrote")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject or fortran_order:
+        raise ValueError("not an array that recprune wrote")
+    if 0 in shape:  # a memory map of nothing is refused by the system
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
+
+
+def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
+    path = folder / f"{name}.npy"
+    # Little-endian on disk whatever the machine, so that a folder can be moved.
+    stored = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    with path.open("wb") as file:
+        np.save(file, stored, allow_pickle=False)
+        _flush_to_disk(file.fileno())
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "dtype": stored.dtype.str,
+        "shape": list(stored.shape),
+        "bytes": path.stat().st_size,
+        "sha256": checksum,
+    }
 
 
 def check_target(folder: str | Path, *, kind: str) -> None:
@@ -163,11 +213,28 @@ def check_target(folder: str | Path, *, kind: str) -> None:
         return
     try:
         found = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         found = None
     if found != kind:
         what = f"a saved {found}" if isinstance(found, str) else "something else"
         raise StorageError(f"{target}: already exists and is {what}, not a {kind}; not overwritten")
+
+
+@contextmanager
+def writing_file(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path to write to; on success it becomes `path`, else it is removed."""
+    target = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    temporary = Path(name)
+    try:
+        temporary.chmod(0o666 & ~_umask())
+        yield temporary
+        _flush_to_disk(descriptor)
+        temporary.replace(target)
+        _flush_folder(target.parent)
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
@@ -198,11 +265,6 @@ def _exchange(first: Path, second: Path) -> None:
 def _manifest_checksum(manifest: Json) -> str:
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_to_disk(descriptor: int) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.storage import writing_file
 from recprune.types import (
     Float64Array,
     InputError,
     Int32Array,
     Int64Array,
     Progress,
+    frozen,
     needs_extra,
     no_progress,
     random_generator,
@@ -81,6 +83,10 @@ class SyntheticLog:
     items: Int32Array
     times: Int64Array  # unix seconds
 
+    def __post_init__(self) -> None:
+        for name in ("users", "items", "times"):
+            frozen(getattr(self, name))
+
 
 def synthetic_log(settings: SyntheticSettings, *, progress: Progress = no_progress) -> SyntheticLog:
     """Draw a log. Every item occurs at least once, every user at least five times."""
@@ -133,20 +139,19 @@ def write_synthetic_log(
         "timestamp": log.times,
     }
     schema = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "timestamp": pa.int64()})
-    temporary = target.with_name(f".{target.name}.part")
     try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        with (
+            writing_file(target) as temporary,
+            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+        ):
             for start in range(0, len(log.times), _ROWS_PER_GROUP):
                 progress(f"writing row {start:,} of {len(log.times):,}")
                 part = slice(start, start + _ROWS_PER_GROUP)
                 writer.write_table(
                     pa.table({name: column[part] for name, column in columns.items()}, schema)
                 )
-        temporary.replace(target)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,8 @@ _PER_SECOND = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nano
 # Eight digits from 19000101 on: as seconds they would all lie in 1970.
 _YYYYMMDD = (19_000_101, 22_001_231)
 
+_EIGHT_DIGITS = (10_000_000, 99_999_999)
+
 # Tried in turn on what is still unread; the first also takes a zone (Z, +02:00).
 _ISO_FORMATS = (
     ("%+", True),
@@ -37,6 +39,9 @@ _ISO_FORMATS = (
     ("%Y-%m-%dT%H:%M:%S%.f", False),
     ("%Y-%m-%d", False),
     ("%Y-%m-%d %H:%M:%S%.f%#z", True),
+    ("%Y-%m-%dT%H:%M:%S%.f%#z", True),
+    ("%Y%m%dT%H%M%S%#z", True),
+    ("%Y-%m-%d %H:%M%#z", True),
     ("%Y-%m-%dT%H:%M%#z", True),
     ("%Y-%m-%d %H:%M", False),
     ("%Y-%m-%dT%H:%M", False),
@@ -53,8 +58,10 @@ def parse_times(column: pl.Series, time_format: str = "auto") -> tuple[pl.Series
         raise InputError(
             f"time_format is {time_format!r}, expected one of {', '.join(TIME_FORMATS)}"
         )
-    if column.dtype == pl.Null:
+    if column.dtype in (pl.Null, pl.Categorical, pl.Enum):
         column = column.cast(pl.String)
+    if column.dtype == pl.Decimal:
+        column = column.cast(pl.Float64)
     if column.dtype in (pl.Date, pl.Datetime):
         return _possible(column.dt.epoch("us")), f"a time in {_POSSIBLE_YEARS}"
     if not (column.dtype.is_numeric() or column.dtype == pl.String):
@@ -73,6 +80,8 @@ def parse_times(column: pl.Series, time_format: str = "auto") -> tuple[pl.Series
 def _detect(column: pl.Series) -> str:
     """Choose the format that most values have; the rest will then be impossible, not misread."""
     values = column.drop_nulls()
+    if values.dtype == pl.String:
+        values = values.filter(values != "")
     values = values.gather_every(max(1, len(values) // 100_000))
     numbers = values.cast(pl.Float64, strict=False).drop_nulls()
     if 2 * len(numbers) < len(values):
@@ -103,7 +112,11 @@ def _parse_unix(column: pl.Series, unit: str) -> pl.Series:
 
 def _parse_yyyymmdd(column: pl.Series) -> pl.Series:
     # A log has few distinct days: parse each once.
-    numbers = column.cast(pl.Int64, strict=False).fill_null(0)
+    numbers = column.cast(pl.Int64, strict=False)
+    if column.dtype.is_float():
+        numbers = numbers.set(numbers != column, None)
+    # polars would read 2015115 as 5 November, and eight digits are what we were promised.
+    numbers = numbers.set(~numbers.is_between(*_EIGHT_DIGITS), None).fill_null(0)
     distinct, day_of_row = number_integers(numbers)
     dates = pl.Series(distinct.numbers).cast(pl.String).str.to_date("%Y%m%d", strict=False)
     return dates.dt.epoch("us").gather(day_of_row)

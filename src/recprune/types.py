@@ -16,6 +16,8 @@ Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 CodeArray: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
 
+MAX_SUB_ITEMS = 65_536  # as many as uint16 can tell apart
+
 Json: TypeAlias = dict[str, Any]
 
 Progress: TypeAlias = Callable[[str], None]
@@ -86,8 +88,6 @@ def random_generator(seed: int, *more: int) -> np.random.Generator:
     return np.random.default_rng([int(seed), *more] if more else int(seed))
 
 
-def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view of `array`, for the fields of frozen dataclasses."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def frozen(array: NDArray[Any]) -> None:
+    """Make `array` itself read-only: a frozen dataclass takes over the arrays that it is given."""
+    array.flags.writeable = False
