@@ -2,14 +2,23 @@
 // wrappers, memory is allocated here, and the GIL is released while the core runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
+#include "kernels.hpp"
+#include "layouts.hpp"
+#include "parallel.hpp"
 #include "posting_lists.hpp"
+#include "search.hpp"
 #include "sort_log.hpp"
 
 namespace nb = nanobind;
@@ -37,6 +46,13 @@ struct Output {
         : memory(std::make_unique_for_overwrite<T[]>(count)), size(count) {}
 
     std::span<T> span() { return {memory.get(), size}; }
+
+    // The memory as [elements, bytes of one], for NumPy to see as a structured array.
+    nb::ndarray<nb::numpy, std::uint8_t> release_bytes() {
+        T* data = memory.release();
+        nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<T*>(pointer); });
+        return nb::ndarray<nb::numpy, std::uint8_t>(data, {size, sizeof(T)}, owner);
+    }
 
     nb::ndarray<nb::numpy, T> release(std::initializer_list<std::size_t> shape) {
         T* data = memory.release();
@@ -89,6 +105,176 @@ nb::tuple sort_log(const Vector<std::int32_t>& users, const Vector<std::int32_t>
                           sorted_times.release({num_rows}));
 }
 
+// Index ------------------------------------------------------------------------------------------
+
+nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items) {
+    const std::size_t num_items = codes.shape(0);
+    const std::size_t num_splits = codes.shape(1);
+    Output<std::int64_t> offsets(num_sub_items + 1);
+    {
+        nb::gil_scoped_release unlocked;
+        recprune::count_list_blocks(as_span(codes), num_items, num_splits, offsets.span());
+    }
+    const auto num_blocks = static_cast<std::size_t>(offsets.span().back());
+    Output<std::uint8_t> blocks(num_blocks * (num_splits - 1) * recprune::kBlockItems);
+    Output<recprune::Item> items(num_blocks * recprune::kBlockItems);
+    {
+        nb::gil_scoped_release unlocked;
+        recprune::fill_list_blocks(as_span(codes), num_items, num_splits, offsets.span(),
+                                   blocks.span(), items.span());
+    }
+    return nb::make_tuple(offsets.release({num_sub_items + 1}),
+                          blocks.release({num_blocks, num_splits - 1, recprune::kBlockItems}),
+                          items.release({num_blocks, recprune::kBlockItems}));
+}
+
+nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
+    using namespace recprune;
+    const std::size_t num_items = codes.shape(0);
+    Output<std::uint32_t> offsets(kPairs * (kCells + 1));
+    Output<std::uint32_t> keys(kPairs * (num_items + kKeyPadding));
+    Output<Item> items(kPairs * num_items);
+    {
+        nb::gil_scoped_release unlocked;
+        run_in_parallel(kPairs, threads, [&](std::size_t pair) {
+            recprune::build_cells(
+                as_span(codes), num_items, pair,
+                offsets.span().subspan(pair * (kCells + 1), kCells + 1),
+                keys.span().subspan(pair * (num_items + kKeyPadding), num_items + kKeyPadding),
+                items.span().subspan(pair * num_items, num_items));
+        });
+    }
+    return nb::make_tuple(offsets.release({kPairs, kCells + 1}),
+                          keys.release({kPairs, num_items + kKeyPadding}),
+                          items.release({kPairs, num_items}));
+}
+
+template <class T>
+using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// Keeps the arrays of an index alive and searches them.
+class SearchIndex {
+  public:
+    SearchIndex(std::size_t num_items, Cube<float> transposed)
+        : transposed_(std::move(transposed)) {
+        view_.num_items = num_items;
+        view_.num_splits = transposed_.shape(0);
+        view_.width = transposed_.shape(1);
+        view_.num_sub_items = transposed_.shape(2);
+        view_.transposed = as_span(transposed_);
+    }
+
+    void set_codes(Matrix<std::uint8_t> codes) {
+        codes_ = std::move(codes);
+        view_.codes = as_span(codes_);
+    }
+    void set_wide_codes(Matrix<std::uint16_t> codes) {
+        wide_codes_ = std::move(codes);
+        view_.wide_codes = as_span(wide_codes_);
+    }
+    void set_lists(Vector<std::int64_t> offsets, Cube<std::uint8_t> blocks,
+                   Matrix<recprune::Item> items) {
+        list_offsets_ = std::move(offsets);
+        list_blocks_ = std::move(blocks);
+        list_items_ = std::move(items);
+        view_.lists =
+            recprune::ListLayout{as_span(list_offsets_), as_span(list_blocks_),
+                                 as_span(list_items_), view_.num_splits, view_.num_sub_items};
+    }
+    void set_cells(Matrix<std::uint32_t> offsets, Matrix<std::uint32_t> keys,
+                   Matrix<recprune::Item> items) {
+        cell_offsets_ = std::move(offsets);
+        cell_keys_ = std::move(keys);
+        cell_items_ = std::move(items);
+        view_.cells = recprune::CellLayout{as_span(cell_offsets_), as_span(cell_keys_),
+                                           as_span(cell_items_), view_.num_items};
+    }
+    void set_posting_lists(Matrix<std::int64_t> offsets, Matrix<std::int32_t> items) {
+        posting_offsets_ = std::move(offsets);
+        posting_items_ = std::move(items);
+        view_.inverted = recprune::InvertedIndex<std::int32_t>{as_span(posting_offsets_),
+                                                               as_span(posting_items_)};
+    }
+    void set_item_bias(Vector<float> bias, float highest) {
+        item_bias_ = std::move(bias);
+        view_.item_bias = as_span(item_bias_);
+        view_.highest_bias = highest;
+    }
+
+    nb::tuple search(const Matrix<float>& queries, bool are_scores, std::size_t k, int method,
+                     const std::string& isa, std::size_t threads,
+                     std::optional<Vector<std::int64_t>> exclude_offsets,
+                     std::optional<Vector<recprune::Item>> exclude_items,
+                     std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
+                     std::int64_t max_steps, double over_inflation,
+                     std::int64_t deadline_ns) const {
+        recprune::Batch batch;
+        batch.queries = as_span(queries);
+        batch.num_queries = queries.shape(0);
+        batch.are_scores = are_scores;
+        if (exclude_offsets && exclude_items) {
+            batch.exclude_offsets = as_span(*exclude_offsets);
+            batch.exclude_items = as_span(*exclude_items);
+        }
+        if (allow) {
+            batch.allow = as_span(*allow);
+            batch.allow_rows = allow->shape(0);
+        }
+        recprune::Request request;
+        request.method = static_cast<recprune::Method>(method);
+        request.k = k;
+        request.sub_items_per_step = sub_items_per_step;
+        request.max_steps = max_steps;
+        request.over_inflation = over_inflation;
+        request.deadline_ns = deadline_ns;
+        request.kernels = recprune::find_kernels(isa);
+        if (!request.kernels) throw std::invalid_argument("unknown instruction set " + isa);
+        Output<std::int64_t> ids(batch.num_queries * k);
+        Output<float> scores(batch.num_queries * k);
+        Output<recprune::Record> records(batch.num_queries);
+        {
+            nb::gil_scoped_release unlocked;
+            recprune::search_batch(view_, batch, request, threads, ids.span(), scores.span(),
+                                   records.span());
+        }
+        return nb::make_tuple(ids.release({batch.num_queries, k}),
+                              scores.release({batch.num_queries, k}), records.release_bytes());
+    }
+
+    nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings,
+                                                  const std::string& isa) const {
+        const recprune::Kernels* kernels = recprune::find_kernels(isa);
+        if (!kernels) throw std::invalid_argument("unknown instruction set " + isa);
+        const std::size_t count = sequence_embeddings.shape(0);
+        const std::size_t size = view_.num_splits * view_.num_sub_items;
+        Output<float> scores(count * size);
+        {
+            nb::gil_scoped_release unlocked;
+            for (std::size_t query = 0; query < count; ++query)
+                kernels->sub_item_scores(
+                    sequence_embeddings.data() + query * sequence_embeddings.shape(1),
+                    transposed_.data(), view_.num_splits, view_.width, view_.num_sub_items,
+                    scores.span().data() + query * size);
+        }
+        return scores.release({count, view_.num_splits, view_.num_sub_items});
+    }
+
+  private:
+    recprune::IndexView view_;
+    Cube<float> transposed_;
+    Matrix<std::uint8_t> codes_;
+    Matrix<std::uint16_t> wide_codes_;
+    Vector<std::int64_t> list_offsets_;
+    Cube<std::uint8_t> list_blocks_;
+    Matrix<recprune::Item> list_items_;
+    Matrix<std::uint32_t> cell_offsets_;
+    Matrix<std::uint32_t> cell_keys_;
+    Matrix<recprune::Item> cell_items_;
+    Matrix<std::int64_t> posting_offsets_;
+    Matrix<std::int32_t> posting_items_;
+    Vector<float> item_bias_;
+};
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -114,4 +300,28 @@ NB_MODULE(_native, module) {
                        "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], "
                        "numpy.typing.NDArray[numpy.int64]]"),
                "(offsets [users + 1], items, times): by user, then time, then input order.");
+    module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a);
+    module.def("build_cells", &build_cells, "codes"_a.noconvert(), "threads"_a);
+    module.def("instruction_sets", [] {
+        nb::list names;
+        for (const auto& kernels : recprune::available_kernels()) names.append(kernels.name);
+        return names;
+    });
+    nb::class_<SearchIndex>(module, "SearchIndex")
+        .def(nb::init<std::size_t, Cube<float>>(), "num_items"_a, "transposed"_a.noconvert())
+        .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
+        .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
+        .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(), "blocks"_a.noconvert(),
+             "items"_a.noconvert())
+        .def("set_cells", &SearchIndex::set_cells, "offsets"_a.noconvert(), "keys"_a.noconvert(),
+             "items"_a.noconvert())
+        .def("set_posting_lists", &SearchIndex::set_posting_lists, "offsets"_a.noconvert(),
+             "items"_a.noconvert())
+        .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a)
+        .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert(),
+             "isa"_a)
+        .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
+             "method"_a, "isa"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
+             "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
+             "deadline_ns"_a);
 }

@@ -30,6 +30,9 @@ ROOMS = [
     "holdout",
     "codebook",
     "posting_lists",
+    "methods",
+    "reference",
+    "index",
     "console",
     "cli",
 ]

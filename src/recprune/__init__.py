@@ -5,12 +5,14 @@ from importlib.metadata import version as _version
 from recprune.codebook import Codebook, QuantisedItems, assign_pq, assign_random, assign_svd
 from recprune.holdout import Holdout, Targets, leave_one_out, temporal_holdout
 from recprune.identifiers import ExternalIds, IntegerIds, StringIds
+from recprune.index import Index, SearchStats, TopK, instruction_set
 from recprune.interactions import (
     Interactions,
     LeftOut,
     interactions_from_columns,
     read_interactions,
 )
+from recprune.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
 from recprune.posting_lists import PostingLists, build_posting_lists, items_sharing_most
 from recprune.statistics import Statistics, log_statistics
 from recprune.synthetic import (
@@ -30,30 +32,41 @@ from recprune.types import (
 )
 
 __all__ = [
+    "METHODS",
     "PRESETS",
+    "Auto",
     "BadRows",
+    "Cells",
     "Codebook",
     "Columns",
+    "Default",
     "ExternalIds",
     "Holdout",
+    "Index",
     "InputError",
     "IntegerIds",
     "Interactions",
     "LeftOut",
     "MissingExtraError",
+    "PQTopK",
     "PostingLists",
     "QuantisedItems",
+    "RecJPQPrune",
     "RecpruneError",
+    "Scan",
+    "SearchStats",
     "Statistics",
     "StorageError",
     "StringIds",
     "SyntheticLog",
     "SyntheticSettings",
     "Targets",
+    "TopK",
     "assign_pq",
     "assign_random",
     "assign_svd",
     "build_posting_lists",
+    "instruction_set",
     "interactions_from_columns",
     "items_sharing_most",
     "leave_one_out",

@@ -1,9 +1,10 @@
 """The C++ core of recprune. Use the Python modules around it."""
 
-from typing import overload
+from typing import Annotated, overload
 
 import numpy
 import numpy.typing
+from numpy.typing import NDArray
 
 
 @overload
@@ -19,3 +20,28 @@ def sort_log(users: numpy.typing.NDArray[numpy.int32], items: numpy.typing.NDArr
     """
     (offsets [users + 1], items, times): by user, then time, then input order.
     """
+
+def build_lists(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], num_sub_items: int) -> tuple: ...
+
+def build_cells(codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], threads: int) -> tuple: ...
+
+def instruction_sets() -> list: ...
+
+class SearchIndex:
+    def __init__(self, num_items: int, transposed: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_codes(self, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_wide_codes(self, codes: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_lists(self, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_cells(self, offsets: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_posting_lists(self, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_item_bias(self, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], highest: float) -> None: ...
+
+    def sub_item_scores(self, sequence_embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], isa: str) -> NDArray[numpy.float32]: ...
+
+    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], are_scores: bool, k: int, method: int, isa: str, threads: int, exclude_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, exclude_items: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, allow: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sub_items_per_step: int, max_steps: int, over_inflation: float, deadline_ns: int) -> tuple: ...

@@ -1,0 +1,333 @@
+// Our pruning engine: sub-linear and exact.
+//
+// Eight splits form a ring of four pairs; every pair has the items sorted by cell (the items that
+// share both sub-item ids, as in the inverted multi-index of Babenko and Lempitsky, CVPR 2012). An
+// item within the limit L of quantised deficits, x_0 + x_1 + x_2 + x_3 ≤ L, must have some pair p
+// with x_p ≤ t_p once Σ (t_p + 1) ≥ L + 1: the pigeonhole. By the pigeonring principle (Qin and
+// Xiao, VLDB 2018) it can even be found from a p where x_p + x_{p+1} ≤ t_p + t_{p+1} + 1 and x_p +
+// x_{p+1} + x_{p+2} ≤ t_p + t_{p+1} + t_{p+2} + 2 hold too. So visit the cells with x_p ≤ t_p, and
+// let the next pairs reject nearly all of their items before any score is computed.
+//
+// A first round within a small budget finds a threshold; the limit that follows from it is then
+// searched completely. If the first round's own limit already covers it, nothing is left to do.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "deficits.hpp"
+#include "kernels.hpp"
+#include "layouts.hpp"
+#include "pqtopk.hpp"
+#include "query.hpp"
+#include "top_k.hpp"
+
+namespace recprune {
+
+// How deep each pair is searched: cells with a deficit of at most limits[p]; −1 means none.
+struct RingLimits {
+    std::array<int, kPairs> limits{-1, -1, -1, -1};
+    double cells = 0.0;  // how many cells that is
+
+    // Every item with a total deficit of at most this is found.
+    int covers() const {
+        int sum = -1;
+        for (int limit : limits) sum += limit + 1;
+        return sum;
+    }
+};
+
+class CellSearch {
+  public:
+    CellSearch(const CellLayout& layout, const std::uint8_t* codes, const Kernels& kernels,
+               const Query& query, std::size_t num_sub_items, const Limits& request,
+               Deficits& deficits, TopK& top, Stats& stats)
+        : layout_(layout),
+          codes_(codes),
+          kernels_(kernels),
+          query_(query),
+          num_sub_items_(num_sub_items),
+          request_(request),
+          deficits_(deficits),
+          top_(top),
+          stats_(stats),
+          scratch_(scratch()) {
+        if (kernels.needs_pair_tables) scratch_.pairs.resize(2 * kCells + 4);
+    }
+
+    // Counts cells by their current quantised deficits. Call after each quantise().
+    void prepare() {
+        for (std::size_t pair = 0; pair < kPairs; ++pair) count_cells(pair);
+    }
+
+    // The cheapest limits that cover at least `limit`, or that reach `budget` cells, whichever is
+    // first. Always raises the pair whose next step costs the fewest cells.
+    RingLimits choose(int limit, double budget) const {
+        RingLimits chosen;
+        int covered = -1;
+        while (covered < limit && chosen.cells < budget) {
+            std::size_t cheapest = kPairs;
+            for (std::size_t pair = 0; pair < kPairs; ++pair) {
+                if (chosen.limits[pair] + 1 >= static_cast<int>(kDepth)) continue;
+                if (cheapest == kPairs || step_cost(chosen, pair) < step_cost(chosen, cheapest))
+                    cheapest = pair;
+            }
+            if (cheapest == kPairs) break;  // as deep as we count: the caller will scan instead
+            chosen.cells += step_cost(chosen, cheapest);
+            ++chosen.limits[cheapest];
+            ++covered;
+        }
+        return chosen;
+    }
+
+    // Visits all cells within the limits and scores what the next pairs do not reject. `loosely`
+    // rejects less: no bound hangs on it, but more items are seen when a first threshold is sought.
+    // Returns false if a request to stop came first.
+    bool visit(const RingLimits& ring, int limit, bool loosely) {
+        limit_ = limit;
+        bool completed = true;
+        for (std::size_t pair = 0; pair < kPairs && completed; ++pair)
+            completed = ring.limits[pair] < 0 || visit_pair(ring, pair, loosely);
+        consider_rest();
+        return completed;
+    }
+
+    static constexpr int kNoLimit = 1 << 20;
+
+  private:
+    static constexpr std::size_t kBatch = 48;
+    using Parts = std::array<CellPart, kBatch>;
+
+    double step_cost(const RingLimits& chosen, std::size_t pair) const {
+        return cells_at_[pair][static_cast<std::size_t>(chosen.limits[pair] + 1)];
+    }
+
+    // cells_at_[pair][x]: how many cells of the pair have the deficit x.
+    void count_cells(std::size_t pair) {
+        // Deficits are counted into integers first: adding one to a float is slower.
+        std::array<std::array<float, kDepth>, 2> counts;
+        for (std::size_t side = 0; side < 2; ++side) {
+            std::array<std::uint32_t, 256> histogram{};
+            const std::uint8_t* deficits = deficits_.of_split(2 * pair + side);
+            for (std::size_t b = 0; b < num_sub_items_; ++b) ++histogram[deficits[b]];
+            for (std::size_t q = 0; q < kDepth; ++q)
+                counts[side][q] = static_cast<float>(histogram[q]);
+        }
+        kernels_.convolve(counts[0].data(), counts[1].data(), cells_at_[pair].data());
+    }
+
+    bool visit_pair(const RingLimits& ring, std::size_t pair, bool loosely) {
+        const std::uint32_t* offsets = layout_.offsets_of(pair);
+        const std::uint32_t* keys = layout_.keys_of(pair);
+        const std::uint8_t* first_deficits = deficits_.of_split(2 * pair);
+        const std::uint8_t* second_deficits = deficits_.of_split(2 * pair + 1);
+        const int depth = ring.limits[pair];
+        // Limits of the chains of two and of three pairs that begin with this one.
+        int two = depth + ring.limits[(pair + 1) % kPairs] + 1;
+        int three = two + ring.limits[(pair + 2) % kPairs] + 1;
+        if (loosely) {
+            two += two / 2;
+            three += three / 2;
+        }
+        if (kernels_.needs_pair_tables) fill_pair_tables(pair);
+
+        Parts* filling = &parts_[0];
+        Parts* waiting = &parts_[1];
+        std::size_t parts = 0;
+        std::size_t num_waiting = 0;
+        std::array<std::uint8_t, 256 + 64> firsts;
+        std::array<std::uint8_t, 256 + 64> seconds;
+        const std::size_t rows = kernels_.select(first_deficits, depth, firsts.data());
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::size_t a = firsts[row];
+            if (row + 1 < rows) {
+                const std::uint32_t* coming = offsets + (std::size_t{firsts[row + 1]} << 8);
+                for (std::size_t at = 0; at < 256; at += 16) __builtin_prefetch(coming + at);
+            }
+            const std::size_t columns =
+                kernels_.select(second_deficits, depth - first_deficits[a], seconds.data());
+            for (std::size_t column = 0; column < columns; ++column) {
+                const std::size_t b = seconds[column];
+                const std::size_t cell = a << 8 | b;
+                std::uint32_t start = offsets[cell];
+                std::uint32_t length = offsets[cell + 1] - start;
+                const int deficit = first_deficits[a] + second_deficits[b];
+                stats_.items_touched += length;
+                while (length > 0) {
+                    const std::uint32_t piece =
+                        length < kPartItems ? length : static_cast<std::uint32_t>(kPartItems);
+                    __builtin_prefetch(keys + start + piece - 1);
+                    for (std::uint32_t at = 0; at < piece; at += 16)
+                        __builtin_prefetch(keys + start + at);
+                    (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(two - deficit),
+                                           static_cast<std::int16_t>(three - deficit)};
+                    if (parts == kBatch) {
+                        // The batch before this one: its keys have had time to arrive.
+                        filter(pair, *waiting, num_waiting);
+                        std::swap(filling, waiting);
+                        num_waiting = parts;
+                        parts = 0;
+                        if (request_.expired()) return false;
+                    }
+                    start += piece;
+                    length -= piece;
+                }
+            }
+            stats_.steps += static_cast<std::int64_t>(columns);
+            if (stats_.steps > request_.max_steps) break;
+        }
+        filter(pair, *waiting, num_waiting);
+        filter(pair, *filling, parts);
+        return stats_.steps <= request_.max_steps;
+    }
+
+    void fill_pair_tables(std::size_t pair) {
+        for (std::size_t step = 1; step <= 2; ++step) {
+            const std::size_t split = 2 * ((pair + step) % kPairs);
+            const std::uint8_t* low = deficits_.of_split(split);
+            const std::uint8_t* high = deficits_.of_split(split + 1);
+            std::uint8_t* out = scratch_.pairs.data() + (step - 1) * kCells;
+            for (std::size_t b = 0; b < 256; ++b) {
+                for (std::size_t a = 0; a < 256; ++a) {
+                    const auto sum = static_cast<std::uint8_t>(low[a] + high[b]);
+                    out[a | b << 8] = sum < low[a] ? std::uint8_t{255} : sum;  // saturated
+                }
+            }
+        }
+    }
+
+    void filter(std::size_t pair, const Parts& parts, std::size_t count) {
+        const std::size_t next = 2 * ((pair + 1) % kPairs);
+        const std::size_t after = 2 * ((pair + 2) % kPairs);
+        const std::uint8_t* tables[] = {deficits_.of_split(next), deficits_.of_split(next + 1),
+                                        deficits_.of_split(after), deficits_.of_split(after + 1)};
+        std::uint32_t* survivors = scratch_.survivors.data();
+        const std::size_t found = kernels_.filter_cells(parts.data(), count, layout_.keys_of(pair),
+                                                        tables, scratch_.pairs.data(), survivors);
+        // From position to item to code are two cache misses. Each is asked for now and waited for
+        // when the next batch comes.
+        const Item* items = layout_.items_of(pair);
+        consider_pending();
+        for (const Item* position : scratch_.positions) {
+            scratch_.pending.push_back(*position);
+            __builtin_prefetch(codes_ + std::size_t{8} * *position);
+        }
+        scratch_.positions.clear();
+        for (std::size_t s = 0; s < found; ++s) {
+            scratch_.positions.push_back(items + survivors[s]);
+            __builtin_prefetch(items + survivors[s]);
+        }
+    }
+
+    void consider_pending() {
+        for (Item item : scratch_.pending) consider(item);
+        scratch_.pending.clear();
+    }
+
+    void consider_rest() {
+        consider_pending();
+        for (const Item* item : scratch_.positions) consider(*item);
+        scratch_.positions.clear();
+    }
+
+    // An item that its chain could not reject: the total deficit, then the score.
+    void consider(Item item) {
+        const std::uint8_t* code = codes_ + std::size_t{8} * item;
+        int total = 0;
+        for (std::size_t split = 0; split < 2 * kPairs; ++split)
+            total += deficits_.of_split(split)[code[split]];
+        if (total > limit_) return;
+        ++stats_.items_scored;
+        const float score = query_.with_bias(
+            score_item(query_.sub_item_scores, code, 2 * kPairs, num_sub_items_), item);
+        if (score >= top_.threshold() && query_.may_return(item)) {
+            const float before = top_.threshold();
+            top_.offer(score, item);
+            if (top_.threshold() > before)
+                limit_ = std::min(limit_, deficits_.limit(deficits_.slack(
+                                              top_.threshold(), request_.over_inflation)));
+        }
+    }
+
+    // Kept between queries: fresh memory would cost more than the search.
+    struct Scratch {
+        std::vector<std::uint32_t> survivors = std::vector<std::uint32_t>(kBatch * kPartItems + 1);
+        std::vector<const Item*> positions;
+        std::vector<Item> pending;
+        std::vector<std::uint8_t> pairs;
+    };
+    static Scratch& scratch() {
+        thread_local Scratch scratch;
+        return scratch;
+    }
+
+    const CellLayout& layout_;
+    const std::uint8_t* codes_;
+    const Kernels& kernels_;
+    const Query& query_;
+    std::size_t num_sub_items_;
+    const Limits& request_;
+    Deficits& deficits_;
+    TopK& top_;
+    Stats& stats_;
+    int limit_ = kNoLimit;
+    std::array<std::array<float, kDepth>, kPairs> cells_at_;
+    std::array<Parts, 2> parts_;
+    Scratch& scratch_;
+};
+
+struct CellSettings {
+    double first_round_cells;  // visited for a first threshold
+    double most_cells;         // beyond this, searching by cells does not pay
+};
+
+// Returns false if the caller should scan, with the threshold found so far. A search that was asked
+// to stop early returns true, and stats.exact says whether the stop was safe.
+inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
+                         const Kernels& kernels, const Query& query, std::size_t num_sub_items,
+                         const CellSettings& settings, std::span<const std::uint16_t> scanned,
+                         const Limits& request, Deficits& deficits, TopK& top, Stats& stats) {
+    CellSearch search(layout, codes, kernels, query, num_sub_items, request, deficits, top, stats);
+    double proven = 0.0;  // every item with a smaller deficit than this has been considered
+    auto finish = [&] {
+        // Under an inflated threshold, items were rejected down to the slack that it has now.
+        if (request.over_inflation > 0.0 && top.full())
+            proven = std::min(proven, deficits.slack(top.threshold(), request.over_inflation));
+        stats.upper_bound = deficits.best_possible() - proven;
+        stats.exact = top.full() && proven > deficits.slack(top.threshold());
+        if (stats.exact) stats.upper_bound = std::min<double>(stats.upper_bound, top.threshold());
+        return true;
+    };
+
+    // Without a threshold there is no slack to map yet: only resolution hangs on this guess.
+    if (!top.full()) {
+        deficits.quantise(0.1 * deficits.range());
+        search.prepare();
+    }
+    for (double budget = settings.first_round_cells; !top.full(); budget *= 4.0) {
+        const RingLimits ring = search.choose(CellSearch::kNoLimit, budget);
+        if (ring.cells < budget || ring.cells > settings.most_cells) return false;
+        if (!search.visit(ring, CellSearch::kNoLimit, true)) return finish();
+        proven = deficits.slack_of(ring.covers());
+    }
+    const double slack = deficits.slack(top.threshold(), request.over_inflation);
+    if (slack < proven) return finish();
+
+    deficits.quantise(slack);
+    deficits.leave_out(scanned);
+    search.prepare();
+    const int limit = deficits.limit(slack);
+    const RingLimits ring = search.choose(limit, settings.most_cells);
+    if (ring.covers() < limit) return false;
+    if (!search.visit(ring, limit, false)) return finish();
+    proven = std::nextafter(slack, std::numeric_limits<double>::infinity());
+    return finish();
+}
+
+}  // namespace recprune

@@ -1,0 +1,404 @@
+#include "kernels.hpp"
+
+#include <array>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace recprune {
+
+namespace {
+
+// Portable ----------------------------------------------------------------------------------------
+
+// Independent sums side by side, each in the order of j: vectorises to the same bits anywhere.
+#define RECPRUNE_SUB_ITEM_SCORES_BODY                                                     \
+    for (std::size_t split = 0; split < num_splits; ++split) {                            \
+        const float* phi = sequence_embedding + split * width;                            \
+        const float* table = transposed + split * width * num_sub_items;                  \
+        float* out = sub_item_scores + split * num_sub_items;                             \
+        constexpr std::size_t kLanes = 64;                                                \
+        std::size_t first = 0;                                                            \
+        for (; first + kLanes <= num_sub_items; first += kLanes) {                        \
+            float sums[kLanes];                                                           \
+            for (std::size_t b = 0; b < kLanes; ++b) sums[b] = phi[0] * table[first + b]; \
+            for (std::size_t j = 1; j < width; ++j) {                                     \
+                const float* row = table + j * num_sub_items + first;                     \
+                for (std::size_t b = 0; b < kLanes; ++b) sums[b] += phi[j] * row[b];      \
+            }                                                                             \
+            for (std::size_t b = 0; b < kLanes; ++b) out[first + b] = sums[b];            \
+        }                                                                                 \
+        for (; first < num_sub_items; ++first) {                                          \
+            float sum = phi[0] * table[first];                                            \
+            for (std::size_t j = 1; j < width; ++j)                                       \
+                sum += phi[j] * table[j * num_sub_items + first];                         \
+            out[first] = sum;                                                             \
+        }                                                                                 \
+    }
+
+void sub_item_scores_portable(const float* sequence_embedding, const float* transposed,
+                              std::size_t num_splits, std::size_t width, std::size_t num_sub_items,
+                              float* sub_item_scores){RECPRUNE_SUB_ITEM_SCORES_BODY}
+#define RECPRUNE_QUANTISE_BODY                                                                   \
+    for (std::size_t b = 0; b < count; ++b) {                                                    \
+        const double units = (highest - scores[b]) * scale;                                      \
+        out[b] =                                                                                 \
+            static_cast<std::uint8_t>(static_cast<std::int32_t>(units < 255.0 ? units : 255.0)); \
+    }
+
+void quantise_portable(const float* scores, std::size_t count, double highest, double scale,
+                       std::uint8_t* out){RECPRUNE_QUANTISE_BODY}
+
+std::size_t filter_blocks_portable(const std::uint8_t* blocks, std::size_t rows, std::size_t begin,
+                                   std::size_t end, const std::uint8_t* tables, int limit,
+                                   std::uint64_t* mask) {
+    for (std::size_t block = begin; block < end; ++block) {
+        const std::uint8_t* codes = blocks + block * rows * kBlockItems;
+        std::uint16_t sums[kBlockItems] = {};
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::uint8_t* table = tables + row * 256;
+            for (std::size_t item = 0; item < kBlockItems; ++item)
+                sums[item] =
+                    static_cast<std::uint16_t>(sums[item] + table[codes[row * kBlockItems + item]]);
+        }
+        std::uint64_t passing = 0;
+        for (std::size_t item = 0; item < kBlockItems; ++item)
+            passing |= static_cast<std::uint64_t>(sums[item] <= limit) << item;
+        if (passing) {
+            *mask = passing;
+            return block;
+        }
+    }
+    return end;
+}
+
+std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
+                                  const std::uint32_t* keys, const std::uint8_t* const*,
+                                  const std::uint8_t* pairs, std::uint32_t* survivors) {
+    std::size_t found = 0;
+    for (std::size_t part = 0; part < count; ++part) {
+        const auto [start, length, next_limit, both_limit] = parts[part];
+        for (std::uint32_t place = 0; place < length; ++place) {
+            const std::uint32_t key = keys[start + place];
+            const int next = pairs[key & 0xFFFF];
+            const int both = next + pairs[65'536 + (key >> 16)];
+            // Written always, counted only if it passes: no branch to mispredict.
+            survivors[found] = start + place;
+            found += static_cast<std::size_t>((next <= next_limit) & (both <= both_limit));
+        }
+    }
+    return found;
+}
+
+std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_t* selected) {
+    std::size_t found = 0;
+    for (std::size_t b = 0; b < 256; ++b) {
+        selected[found] = static_cast<std::uint8_t>(b);
+        found += deficits[b] <= limit;
+    }
+    return found;
+}
+
+#define RECPRUNE_CONVOLVE_BODY                                                        \
+    for (std::size_t x = 0; x < kDepth; ++x) sums[x] = 0.0f;                          \
+    for (std::size_t q = 0; q < kDepth; ++q) {                                        \
+        if (first[q] == 0.0f) continue;                                               \
+        for (std::size_t x = q; x < kDepth; ++x) sums[x] += first[q] * second[x - q]; \
+    }
+
+void convolve_portable(const float* first, const float* second, float* sums) {
+    RECPRUNE_CONVOLVE_BODY
+}
+
+#if defined(__x86_64__)
+
+// AVX2 --------------------------------------------------------------------------------------------
+
+__attribute__((target("avx2"))) void sub_item_scores_avx2(const float* sequence_embedding,
+                                                          const float* transposed,
+                                                          std::size_t num_splits, std::size_t width,
+                                                          std::size_t num_sub_items,
+                                                          float* sub_item_scores) {
+    RECPRUNE_SUB_ITEM_SCORES_BODY
+}
+
+__attribute__((target("avx2"))) void quantise_avx2(const float* scores, std::size_t count,
+                                                   double highest, double scale,
+                                                   std::uint8_t* out) {
+    RECPRUNE_QUANTISE_BODY
+}
+
+__attribute__((target("avx2"))) std::size_t select_avx2(const std::uint8_t* deficits, int limit,
+                                                        std::uint8_t* selected) {
+    const __m256i limits = _mm256_set1_epi8(static_cast<char>(limit));
+    std::size_t found = 0;
+    for (std::size_t first = 0; first < 256; first += 32) {
+        const __m256i values =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(deficits + first));
+        // x ≤ limit is max(x, limit) == limit: AVX2 compares only signed bytes.
+        const __m256i within = _mm256_cmpeq_epi8(_mm256_max_epu8(values, limits), limits);
+        for (auto mask = static_cast<std::uint32_t>(_mm256_movemask_epi8(within)); mask;
+             mask &= mask - 1)
+            selected[found++] =
+                static_cast<std::uint8_t>(first + static_cast<unsigned>(__builtin_ctz(mask)));
+    }
+    return found;
+}
+
+__attribute__((target("avx2"))) void convolve_avx2(const float* first, const float* second,
+                                                   float* sums) {
+    RECPRUNE_CONVOLVE_BODY
+}
+
+__attribute__((target("avx2"))) std::size_t filter_cells_avx2(
+    const CellPart* parts, std::size_t count, const std::uint32_t* keys, const std::uint8_t* const*,
+    const std::uint8_t* pairs, std::uint32_t* survivors) {
+    std::size_t found = 0;
+    const __m256i low_byte = _mm256_set1_epi32(255);
+    const __m256i low_half = _mm256_set1_epi32(0xFFFF);
+    const auto* first = reinterpret_cast<const int*>(pairs);
+    const auto* second = reinterpret_cast<const int*>(pairs + 65'536);
+    for (std::size_t part = 0; part < count; ++part) {
+        const auto [start, length, next_limit, both_limit] = parts[part];
+        const __m256i next_limits = _mm256_set1_epi32(next_limit);
+        const __m256i both_limits = _mm256_set1_epi32(both_limit);
+        for (std::uint32_t place = 0; place < length; place += 8) {
+            const __m256i key =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + start + place));
+            const __m256i next = _mm256_and_si256(
+                _mm256_i32gather_epi32(first, _mm256_and_si256(key, low_half), 1), low_byte);
+            __m256i too_much = _mm256_cmpgt_epi32(next, next_limits);
+            auto passing =
+                ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(too_much)));
+            passing &= length - place < 8 ? (1u << (length - place)) - 1u : 255u;
+            if (!passing) continue;
+            const __m256i last = _mm256_and_si256(
+                _mm256_i32gather_epi32(second, _mm256_srli_epi32(key, 16), 1), low_byte);
+            too_much = _mm256_cmpgt_epi32(_mm256_add_epi32(next, last), both_limits);
+            passing &= ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(too_much)));
+            for (; passing; passing &= passing - 1)
+                survivors[found++] =
+                    start + place + static_cast<std::uint32_t>(__builtin_ctz(passing));
+        }
+    }
+    return found;
+}
+
+// AVX-512 with VBMI: a table of 256 bytes is two permutations of 128 and a choice
+// ------------------
+
+#define RECPRUNE_AVX512 \
+    __attribute__((target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vl,bmi,popcnt")))
+
+struct Table {
+    __m512i quarters[4];
+};
+
+RECPRUNE_AVX512 inline Table load_table(const std::uint8_t* table) {
+    return {{_mm512_loadu_si512(table), _mm512_loadu_si512(table + 64),
+             _mm512_loadu_si512(table + 128), _mm512_loadu_si512(table + 192)}};
+}
+
+RECPRUNE_AVX512 inline __m512i look_up(const Table& table, __m512i codes) {
+    const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
+    const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
+}
+
+RECPRUNE_AVX512 void sub_item_scores_avx512(const float* sequence_embedding,
+                                            const float* transposed, std::size_t num_splits,
+                                            std::size_t width, std::size_t num_sub_items,
+                                            float* sub_item_scores) {
+    for (std::size_t split = 0; split < num_splits; ++split) {
+        const float* phi = sequence_embedding + split * width;
+        const float* table = transposed + split * width * num_sub_items;
+        float* out = sub_item_scores + split * num_sub_items;
+        for (std::size_t first = 0; first < num_sub_items; first += 128) {
+            __m512 sums[8];
+            __mmask16 lanes[8];
+            for (std::size_t v = 0; v < 8; ++v) {
+                const std::size_t begin = first + 16 * v;
+                const std::size_t left = num_sub_items > begin ? num_sub_items - begin : 0;
+                lanes[v] = static_cast<__mmask16>(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
+                sums[v] = _mm512_mul_ps(_mm512_set1_ps(phi[0]),
+                                        _mm512_maskz_loadu_ps(lanes[v], table + begin));
+            }
+            for (std::size_t j = 1; j < width; ++j) {
+                const __m512 factor = _mm512_set1_ps(phi[j]);
+                const float* row = table + j * num_sub_items + first;
+                for (std::size_t v = 0; v < 8; ++v) {
+                    const __m512 product =
+                        _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(lanes[v], row + 16 * v));
+                    sums[v] = _mm512_add_ps(sums[v], product);  // never fused: two roundings
+                }
+            }
+            for (std::size_t v = 0; v < 8; ++v)
+                _mm512_mask_storeu_ps(out + first + 16 * v, lanes[v], sums[v]);
+        }
+    }
+}
+
+RECPRUNE_AVX512 void quantise_avx512(const float* scores, std::size_t count, double highest,
+                                     double scale, std::uint8_t* out) {
+    const __m512d highests = _mm512_set1_pd(highest);
+    const __m512d scales = _mm512_set1_pd(scale);
+    const __m512d full = _mm512_set1_pd(255.0);
+    for (std::size_t b = 0; b < count; b += 8) {
+        const auto lanes = static_cast<__mmask8>(count - b >= 8 ? 255u : (1u << (count - b)) - 1u);
+        const __m512d values = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(lanes, scores + b));
+        const __m512d units = _mm512_mul_pd(_mm512_sub_pd(highests, values), scales);
+        const __m256i whole = _mm512_cvttpd_epi32(_mm512_min_pd(units, full));
+        _mm256_mask_cvtepi32_storeu_epi8(out + b, lanes, whole);
+    }
+}
+
+// Half a table: for codes that differ only in their highest bit, the smaller deficit. One
+// permutation looks it up, and it still never exaggerates.
+struct HalfTable {
+    __m512i quarters[2];
+};
+
+RECPRUNE_AVX512 inline HalfTable load_half_table(const std::uint8_t* table) {
+    const Table whole = load_table(table);
+    return {{_mm512_min_epu8(whole.quarters[0], whole.quarters[2]),
+             _mm512_min_epu8(whole.quarters[1], whole.quarters[3])}};
+}
+
+RECPRUNE_AVX512 inline __m512i look_up(const HalfTable& table, __m512i codes) {
+    return _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
+}
+
+// Half tables reject most blocks; the rest are looked at again with whole ones. More than seven
+// rows do not fit into the registers: those beyond count only in the second look.
+RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const std::uint8_t* blocks, std::size_t rows,
+                                                 std::size_t begin, std::size_t end,
+                                                 const std::uint8_t* tables, int limit,
+                                                 std::uint64_t* mask) {
+    constexpr std::size_t kMostHalves = 7;
+    HalfTable halves[kMostHalves];
+    const std::size_t num_halves = rows < kMostHalves ? rows : kMostHalves;
+    for (std::size_t row = 0; row < num_halves; ++row)
+        halves[row] = load_half_table(tables + row * 256);
+    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
+    auto find = [&](auto looks) RECPRUNE_AVX512 {
+        for (std::size_t block = begin; block < end; ++block) {
+            const std::uint8_t* codes = blocks + block * rows * kBlockItems;
+            __m512i sums = _mm512_setzero_si512();
+            for (std::size_t row = 0; row < looks; ++row)
+                sums = _mm512_adds_epu8(
+                    sums, look_up(halves[row], _mm512_loadu_si512(codes + row * kBlockItems)));
+            if (!_mm512_cmple_epu8_mask(sums, limits)) continue;
+            sums = _mm512_setzero_si512();
+            for (std::size_t row = 0; row < rows; ++row)
+                sums =
+                    _mm512_adds_epu8(sums, look_up(load_table(tables + row * 256),
+                                                   _mm512_loadu_si512(codes + row * kBlockItems)));
+            const __mmask64 passing = _mm512_cmple_epu8_mask(sums, limits);
+            if (passing) {
+                *mask = passing;
+                return block;
+            }
+        }
+        return end;
+    };
+    // Known at compile time, the halves stay in registers.
+    return num_halves == 7 ? find(std::integral_constant<std::size_t, 7>{}) : find(num_halves);
+}
+
+RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
+                                          std::uint8_t* selected) {
+    alignas(64) static constexpr std::array<std::uint8_t, 64> kCounting = [] {
+        std::array<std::uint8_t, 64> counting{};
+        for (std::size_t b = 0; b < 64; ++b) counting[b] = static_cast<std::uint8_t>(b);
+        return counting;
+    }();
+    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
+    __m512i ids = _mm512_load_si512(kCounting.data());
+    std::size_t found = 0;
+    for (std::size_t first = 0; first < 256; first += 64) {
+        const __mmask64 within =
+            _mm512_cmple_epu8_mask(_mm512_loadu_si512(deficits + first), limits);
+        _mm512_storeu_si512(selected + found, _mm512_maskz_compress_epi8(within, ids));
+        found += static_cast<std::size_t>(__builtin_popcountll(within));
+        ids = _mm512_add_epi8(ids, _mm512_set1_epi8(64));
+    }
+    return found;
+}
+
+RECPRUNE_AVX512 std::size_t filter_cells_avx512(const CellPart* parts, std::size_t count,
+                                                const std::uint32_t* keys,
+                                                const std::uint8_t* const* tables,
+                                                const std::uint8_t*, std::uint32_t* survivors) {
+    const Table first = load_table(tables[0]);
+    const Table second = load_table(tables[1]);
+    const Table third = load_table(tables[2]);
+    const Table fourth = load_table(tables[3]);
+    const __m512i ones = _mm512_set1_epi8(1);
+    constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
+    constexpr __mmask32 kUpper = 0xAAAAAAAAu;
+    std::size_t found = 0;
+    for (std::size_t part = 0; part < count; ++part) {
+        const auto [start, length, next_limit, both_limit] = parts[part];
+        // Of every key, the lower half is checked against one limit and the upper against the
+        // other.
+        const __m512i limits = _mm512_set1_epi32(both_limit << 16 | (next_limit & 0xFFFF));
+        for (std::uint32_t place = 0; place < length; place += 16) {
+            const __m512i codes = _mm512_loadu_si512(keys + start + place);
+            const __m512i lower =
+                _mm512_mask_blend_epi8(kOdd, look_up(first, codes), look_up(second, codes));
+            const __m512i upper =
+                _mm512_mask_blend_epi8(kOdd, look_up(third, codes), look_up(fourth, codes));
+            const __m512i next = _mm512_maddubs_epi16(lower, ones);  // sums of the two bytes
+            const __m512i last = _mm512_maddubs_epi16(upper, ones);
+            // Lower half: next. Upper half: next + last.
+            const __m512i sums =
+                _mm512_mask_add_epi16(next, kUpper, last, _mm512_slli_epi32(next, 16));
+            const __mmask32 exceeding = _mm512_cmpgt_epi16_mask(sums, limits);
+            // An item passes if neither of its two bits is set.
+            std::uint32_t passing = ~(exceeding | exceeding >> 1) & 0x55555555u;
+            if (length - place < 16) passing &= (1u << 2 * (length - place)) - 1u;
+            for (; passing; passing &= passing - 1)
+                survivors[found++] =
+                    start + place + static_cast<std::uint32_t>(__builtin_ctz(passing)) / 2;
+        }
+    }
+    return found;
+}
+
+#endif
+
+}  // namespace
+
+const std::vector<Kernels>& available_kernels() {
+    static const std::vector<Kernels> kernels = [] {
+        std::vector<Kernels> found;
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+            __builtin_cpu_supports("avx512vbmi2"))
+            found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512,
+                             filter_blocks_avx512, filter_cells_avx512, false, select_avx512,
+                             convolve_avx2});
+        if (__builtin_cpu_supports("avx2"))
+            found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, filter_blocks_portable,
+                             filter_cells_avx2, true, select_avx2, convolve_avx2});
+#endif
+        found.push_back({"portable", sub_item_scores_portable, quantise_portable,
+                         filter_blocks_portable, filter_cells_portable, true, select_portable,
+                         convolve_portable});
+        return found;
+    }();
+    return kernels;
+}
+
+const Kernels* find_kernels(const std::string& name) {
+    for (const Kernels& kernels : available_kernels()) {
+        if (name.empty() || name == kernels.name) return &kernels;
+    }
+    return nullptr;
+}
+
+}  // namespace recprune

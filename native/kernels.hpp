@@ -1,0 +1,69 @@
+// The few inner loops that are worth writing for an instruction set. Every version of a kernel
+// returns the same bits; which one runs is chosen once, at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace recprune {
+
+constexpr std::size_t kBlockItems = 64;
+
+// A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
+// pairs together, are within these limits.
+struct CellPart {
+    std::uint32_t start;
+    std::uint32_t length;  // at most kPartItems
+    std::int16_t next_limit;
+    std::int16_t both_limit;
+};
+constexpr std::size_t kPartItems = 256;
+constexpr std::size_t kDepth = 128;  // how deep the cells of a pair are counted
+
+struct Kernels {
+    const char* name;
+
+    // S[m][b] = Σ_j φ[m][j] · E[m][j][b], products rounded and added in the order of j.
+    // `transposed` is E as [num_splits][width][num_sub_items].
+    void (*sub_item_scores)(const float* sequence_embedding, const float* transposed,
+                            std::size_t num_splits, std::size_t width, std::size_t num_sub_items,
+                            float* sub_item_scores);
+
+    // out[b] = ⌊(highest − scores[b]) · scale⌋, at most 255.
+    void (*quantise)(const float* scores, std::size_t count, double highest, double scale,
+                     std::uint8_t* out);
+
+    // Finds the first block in [begin, end) with an item whose deficits in `rows` splits add up to
+    // at most `limit` (≤ 254); returns `end` if there is none. `mask` says which items.
+    // A block is `rows` rows of 64 codes; `tables` has 256 deficits for each row.
+    std::size_t (*filter_blocks)(const std::uint8_t* blocks, std::size_t rows, std::size_t begin,
+                                 std::size_t end, const std::uint8_t* tables, int limit,
+                                 std::uint64_t* mask);
+
+    // Writes the positions of the items that pass to `survivors` and returns how many.
+    // A key is four codes, of four splits; `tables` has 256 deficits for each, and `pairs` (if
+    // needs_pair_tables) the sums of the first two and of the last two splits, saturated at 255:
+    // two tables of 65,536 entries, and 4 bytes more. Reads up to 15 keys past a part's end.
+    std::size_t (*filter_cells)(const CellPart* parts, std::size_t count, const std::uint32_t* keys,
+                                const std::uint8_t* const* tables, const std::uint8_t* pairs,
+                                std::uint32_t* survivors);
+    bool needs_pair_tables;
+
+    // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
+    // has 256 entries; `selected` has room for 256 and 64 more.
+    std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
+
+    // sums[x] = Σ_q first[q] · second[x − q] for x < kDepth: whole numbers below 2²⁴, so exact in
+    // any order. How many cells of a pair have the deficit x.
+    void (*convolve)(const float* first, const float* second, float* sums);
+};
+
+// The kernels that this machine can run, the fastest first; the last one runs anywhere.
+const std::vector<Kernels>& available_kernels();
+
+// The kernels by name; an empty name means the fastest. Null if there is no such name.
+const Kernels* find_kernels(const std::string& name);
+
+}  // namespace recprune

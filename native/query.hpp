@@ -1,0 +1,55 @@
+// One question to the index, what may answer it, and how far the search may go.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "top_k.hpp"
+
+namespace recprune {
+
+struct Query {
+    const float* sub_item_scores;  // S, [num_splits][num_sub_items]
+    std::size_t k;
+    std::span<const Item> exclude;         // ascending
+    const std::uint64_t* allow = nullptr;  // a bit per item, or null: all
+    const float* item_bias = nullptr;      // added to each item's score, or null
+    float highest_bias = 0.0f;
+
+    bool may_return(Item item) const {
+        if (allow && !((allow[item / 64] >> (item % 64)) & 1)) return false;
+        return exclude.empty() || !std::binary_search(exclude.begin(), exclude.end(), item);
+    }
+
+    // The last addition of every score, in every method.
+    float with_bias(float score, Item item) const {
+        return item_bias ? score + item_bias[item] : score;
+    }
+};
+
+// Reasons to stop early. Unsafe, so only on request.
+struct Limits {
+    std::int64_t max_steps = std::numeric_limits<std::int64_t>::max();
+    // θ is raised by this share of the way to the best conceivable score; 0 is safe.
+    double over_inflation = 0.0;
+    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+
+    bool has_deadline() const { return deadline != std::chrono::steady_clock::time_point::max(); }
+    bool expired() const { return has_deadline() && std::chrono::steady_clock::now() >= deadline; }
+};
+
+// What a search did. `upper_bound` limits the score of every item that was not considered.
+struct Stats {
+    std::int32_t method = 0;
+    bool exact = true;
+    std::int64_t steps = 0;
+    std::int64_t items_scored = 0;
+    std::int64_t items_touched = 0;  // passed through a filter, scored or not
+    double upper_bound = -std::numeric_limits<double>::infinity();
+};
+
+}  // namespace recprune

@@ -1,0 +1,593 @@
+"""The index: item codes and sub-item vectors, laid out for exact search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune import _native
+from recprune.methods import NATIVE_NAMES, NATIVE_NUMBERS, Default, Method, RecJPQPrune, find_method
+from recprune.posting_lists import build_posting_lists
+from recprune.storage import load_folder, save_folder
+from recprune.types import (
+    MAX_SUB_ITEMS,
+    CodeArray,
+    Float32Array,
+    InputError,
+    Int64Array,
+    Json,
+    StorageError,
+    frozen,
+)
+
+Layout = Literal["auto", "full", "compact"]
+
+KIND = "index"
+_VERSION = 1
+_MAX_SPLITS = 64
+_MAX_ITEMS = 2**32 - 64
+
+_RECORD = np.dtype(
+    [
+        ("method", "i4"),
+        ("exact", "i4"),
+        ("steps", "i8"),
+        ("items_scored", "i8"),
+        ("items_touched", "i8"),
+        ("threshold", "f8"),
+        ("upper_bound", "f8"),
+        ("nanoseconds", "i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchStats:
+    """What each query cost, and whether its answer is exact. One entry per query."""
+
+    records: NDArray[Any]
+
+    @property
+    def method(self) -> list[str]:
+        """The method that answered."""
+        return [NATIVE_NAMES[int(number)] for number in self.records["method"]]
+
+    @property
+    def exact(self) -> NDArray[np.bool_]:
+        """Whether the answer is the exhaustive one."""
+        return self.records["exact"].astype(np.bool_)
+
+    @property
+    def steps(self) -> Int64Array:
+        """Lists, cells or batches of sub-item ids that were visited."""
+        return np.asarray(self.records["steps"])
+
+    @property
+    def items_scored(self) -> Int64Array:
+        """Items whose score was computed, repeats counted."""
+        return np.asarray(self.records["items_scored"])
+
+    @property
+    def items_touched(self) -> Int64Array:
+        """Items that passed through a filter, scored or not."""
+        return np.asarray(self.records["items_touched"])
+
+    @property
+    def threshold(self) -> NDArray[np.float64]:
+        """The K-th best score (θ); −∞ where fewer were found."""
+        return np.asarray(self.records["threshold"])
+
+    @property
+    def upper_bound(self) -> NDArray[np.float64]:
+        """No item that was not considered scores higher (σ); −∞ where all were."""
+        return np.asarray(self.records["upper_bound"])
+
+    @property
+    def nanoseconds(self) -> Int64Array:
+        """Time in the native core, sub-item scores included."""
+        return np.asarray(self.records["nanoseconds"])
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """The best items: [queries, k], or [k] for a single query. −1 and −∞ where there are fewer."""
+
+    ids: Int64Array
+    scores: Float32Array
+    stats: SearchStats
+
+
+class Index:
+    """Finds the exact top K of a catalogue. Immutable, and safe to share between threads."""
+
+    def __init__(
+        self,
+        arrays: dict[str, NDArray[Any]],
+        *,
+        num_items: int,
+        num_sub_items: int,
+        layout: str,
+    ) -> None:
+        """Use `Index.build` or `Index.load`; `arrays` are taken over."""
+        for array in arrays.values():
+            frozen(array)
+        self._arrays = arrays
+        self._layout = layout
+        self.num_items = num_items
+        self.num_sub_items = num_sub_items
+        transposed = arrays["transposed_embeddings"]
+        self.num_splits = int(transposed.shape[0])
+        self.width = int(transposed.shape[0] * transposed.shape[1])  # d
+        self._dense: Float32Array | None = None
+        self._has_posting_lists = False
+        self._native = _native.SearchIndex(num_items, transposed)
+        if "codes" in arrays:
+            wide = arrays["codes"].dtype == np.uint16
+            (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
+        if "list_offsets" in arrays:
+            self._native.set_lists(
+                arrays["list_offsets"], arrays["list_blocks"], arrays["list_items"]
+            )
+        if "cell_offsets" in arrays:
+            self._native.set_cells(
+                arrays["cell_offsets"], arrays["cell_keys"], arrays["cell_items"]
+            )
+        bias = arrays.get("item_bias")
+        if bias is not None and num_items:
+            self._native.set_item_bias(bias, float(bias.max()))
+
+    # Making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls,
+        codes: CodeArray,
+        sub_item_embeddings: Float32Array,
+        *,
+        item_bias: Float32Array | None = None,
+        layout: Layout = "auto",
+        threads: int = 1,
+    ) -> Index:
+        """Lay out codes (uint8 or uint16 [n, M]) and sub-item embeddings (float32 [M, B, d/M]).
+
+        The full layout has everything that the codes allow; the compact one keeps only the lists
+        that a scan reads, in M + 3 bytes an item. `item_bias` (float32 [n]) is added to the scores.
+        """
+        if layout not in get_args(Layout):
+            raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
+        checked: NDArray[Any]
+        checked, embeddings = _checked_codes(codes, sub_item_embeddings)
+        num_items, num_splits = checked.shape
+        num_sub_items = embeddings.shape[1]
+        narrow = checked.dtype == np.uint8
+        if layout == "compact" and not narrow:
+            raise InputError("the compact layout needs codes of type uint8")
+        arrays: dict[str, NDArray[Any]] = {
+            "transposed_embeddings": np.ascontiguousarray(embeddings.transpose(0, 2, 1))
+        }
+        if item_bias is not None:
+            arrays["item_bias"] = _checked_bias(item_bias, num_items)
+        if layout != "compact":
+            arrays["codes"] = np.array(checked)  # our own: nobody may change it under us
+        if narrow:
+            lists = _native.build_lists(checked, num_sub_items)
+            arrays |= dict(zip(("list_offsets", "list_blocks", "list_items"), lists, strict=True))
+        if narrow and layout != "compact" and num_splits == 8:
+            cells = _native.build_cells(checked, threads)
+            arrays |= dict(zip(("cell_offsets", "cell_keys", "cell_items"), cells, strict=True))
+        return cls(
+            arrays,
+            num_items=num_items,
+            num_sub_items=num_sub_items,
+            layout="compact" if layout == "compact" else "full",
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index as a folder, in place of an older index if there is one."""
+        settings = {
+            "num_items": self.num_items,
+            "num_sub_items": self.num_sub_items,
+            "layout": self._layout,
+        }
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=self._arrays)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = False) -> Index:
+        """Memory-map a saved index; `verify` compares every byte with its checksum first."""
+        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        try:
+            return cls(arrays, **settings)
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"{folder}: an incomplete index: {error}") from None
+
+    # Asking it -----------------------------------------------------------------------------------
+
+    def search(
+        self,
+        sequence_embeddings: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+    ) -> TopK:
+        """Return the exact top k for sequence embeddings (float32 [queries, d], or [d]).
+
+        `exclude` are item ids not to return: a sequence of them, for a batch one sequence per query
+        (or an array padded with −1). `allow` says which items may be returned at all: a boolean
+        mask [n] or [queries, n], or the same as bits in uint64 words. The tie rule is score
+        descending, item id ascending.
+        """
+        return self._search(
+            sequence_embeddings,
+            "sequence_embeddings",
+            (self.width,),
+            k,
+            method,
+            exclude,
+            allow,
+            threads,
+        )
+
+    def search_scores(
+        self,
+        sub_item_scores: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+    ) -> TopK:
+        """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
+        shape = (self.num_splits, self.num_sub_items)
+        return self._search(
+            sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, threads
+        )
+
+    def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
+        """Return the scores of given items, [queries, items] or [items]: PQTopK on a subset."""
+        queries, single = _checked_queries(
+            sequence_embeddings, "sequence_embeddings", (self.width,)
+        )
+        wanted = np.asarray(items)
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            raise InputError(
+                f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]"
+            )
+        outside = (wanted < 0) | (wanted >= self.num_items)
+        if outside.any():
+            place = int(outside.argmax())
+            raise InputError(
+                f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
+            )
+        tables = self._native.sub_item_scores(queries, instruction_set())
+        codes = self._codes()[wanted]
+        scores: Float32Array = tables[:, 0, codes[:, 0]]
+        for split in range(1, self.num_splits):
+            scores = scores + tables[:, split, codes[:, split]]
+        if "item_bias" in self._arrays:
+            scores = scores + self._arrays["item_bias"][wanted]
+        return scores[0] if single else scores
+
+    def describe(self) -> Json:
+        """Say what the index holds and costs."""
+        size = sum(array.nbytes for array in self._arrays.values())
+        return {
+            "items": self.num_items,
+            "splits": self.num_splits,
+            "sub_items": self.num_sub_items,
+            "width": self.width,
+            "layout": self._layout,
+            "parts": sorted(self._arrays),
+            "bytes": size,
+            "bytes_per_item": round(size / max(self.num_items, 1), 2),
+            "instruction_set": instruction_set(),
+        }
+
+    def __repr__(self) -> str:
+        return f"Index({self.num_items:,} items, {self.num_splits} splits, {self._layout} layout)"
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _search(
+        self,
+        queries: Any,
+        name: str,
+        shape: tuple[int, ...],
+        k: int,
+        method: str | Method,
+        exclude: Any,
+        allow: Any,
+        threads: int,
+    ) -> TopK:
+        chosen = find_method(method)
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+            raise InputError(f"k is {k!r}, expected 0 or a positive integer")
+        if threads < 1:
+            raise InputError(f"threads is {threads}, expected at least 1")
+        batch, single = _checked_queries(queries, name, shape)
+        offsets, excluded = _checked_exclude(exclude, len(batch), single, self.num_items)
+        allowed = _checked_allow(allow, len(batch), self.num_items)
+        if isinstance(chosen, Default):
+            ids, scores, records = self._search_dense(
+                batch, name, int(k), chosen, offsets, excluded, allowed
+            )
+        else:
+            self._require_parts(chosen)
+            try:
+                ids, scores, packed = self._native.search(
+                    batch,
+                    name == "sub_item_scores",
+                    int(k),
+                    NATIVE_NUMBERS[type(chosen)],
+                    instruction_set(),
+                    threads,
+                    offsets,
+                    excluded,
+                    allowed,
+                    chosen.sub_items_per_step if isinstance(chosen, RecJPQPrune) else 8,
+                    getattr(chosen, "max_steps", 2**62),
+                    getattr(chosen, "over_inflation", 0.0),
+                    int(1000 * getattr(chosen, "deadline_us", 0.0)),
+                )
+            except ValueError as error:
+                raise InputError(str(error)) from None
+            records = packed.view(_RECORD)[:, 0]
+        stats = SearchStats(records)
+        return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
+
+    def _require_parts(self, method: Method) -> None:
+        name = type(method).__name__.lower()
+        if name == "cells" and "cell_offsets" not in self._arrays:
+            raise InputError("method cells needs 8 splits of at most 256 sub-items, full layout")
+        if name == "scan" and "list_offsets" not in self._arrays:
+            raise InputError("method scan needs codes of type uint8")
+        if name == "recjpqprune" and not self._has_posting_lists:
+            # Four bytes an item and split that nothing else needs: built when first asked for.
+            if "codes" not in self._arrays:
+                raise InputError("method recjpqprune needs the full layout")
+            lists = build_posting_lists(self._arrays["codes"], self.num_sub_items)
+            items: NDArray[Any] = lists.items
+            self._native.set_posting_lists(lists.offsets, items)
+            self._has_posting_lists = True
+
+    def _codes(self) -> NDArray[Any]:
+        """Return item-major codes; a compact index puts them together from its lists."""
+        if "codes" in self._arrays:
+            return self._arrays["codes"]
+        offsets, blocks = self._arrays["list_offsets"], self._arrays["list_blocks"]
+        items = self._arrays["list_items"]
+        codes = np.empty((self.num_items, self.num_splits), np.uint8)
+        real = items != np.uint32(0xFFFFFFFF)
+        lists = np.repeat(np.arange(self.num_sub_items), np.diff(offsets))
+        codes[items[real], 0] = np.broadcast_to(lists[:, None], items.shape)[real]
+        for split in range(1, self.num_splits):
+            codes[items[real], split] = blocks[:, split - 1][real]
+        return codes
+
+    def _search_dense(
+        self,
+        batch: Float32Array,
+        name: str,
+        k: int,
+        method: Default,
+        offsets: Int64Array | None,
+        excluded: NDArray[np.uint32] | None,
+        allowed: NDArray[np.uint64] | None,
+    ) -> tuple[Int64Array, Float32Array, NDArray[Any]]:
+        """Rank by the dense product, then score whoever rounding could have put into the top k."""
+        import time
+
+        from recprune.reference import best, score_items
+
+        if name == "sub_item_scores":
+            raise InputError("method default needs sequence embeddings, not sub-item scores")
+        codes, bias = self._codes(), self._arrays.get("item_bias")
+        embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
+        if self._dense is None:
+            needed = 4 * self.num_items * self.width
+            if needed > method.max_bytes:
+                raise InputError(
+                    f"method default needs {needed:,} bytes for all item vectors, more than its "
+                    f"max_bytes of {method.max_bytes:,}: Default(max_bytes=...) allows more"
+                )
+            parts = [embeddings[m][codes[:, m]] for m in range(self.num_splits)]
+            self._dense = np.concatenate(parts, axis=1)
+        ids = np.full((len(batch), k), -1, np.int64)
+        scores = np.full((len(batch), k), -np.inf, np.float32)
+        records = np.zeros(len(batch), _RECORD)
+        tables = self._native.sub_item_scores(batch, instruction_set())
+        for number, query in enumerate(batch):
+            begun = time.perf_counter_ns()
+            eligible = _eligible(number, self.num_items, offsets, excluded, allowed)
+            dense = self._dense @ query
+            if bias is not None:
+                dense = dense + bias
+            # However the two ways round, they differ by less than this.
+            sizes = (
+                np.abs(embeddings * query.reshape(self.num_splits, 1, -1)).sum(axis=2).max(axis=1)
+            )
+            largest = float(sizes.sum()) + (
+                float(np.abs(bias).max(initial=0)) if bias is not None else 0
+            )
+            margin = 2 * (self.width + self.num_splits + 2) * 2.0**-23 * largest + 1e-40
+            candidates = np.flatnonzero(eligible)
+            found = min(k, len(candidates))
+            if 0 < found < len(candidates):
+                kth = np.partition(dense[candidates], -found)[-found]
+                candidates = candidates[dense[candidates] >= kth - margin]
+            exact = score_items(
+                tables[number], codes[candidates], bias[candidates] if bias is not None else None
+            )
+            top_ids, top_scores = best(exact, candidates, k)
+            ids[number, : len(top_ids)] = top_ids
+            scores[number, : len(top_ids)] = top_scores
+            elapsed = time.perf_counter_ns() - begun
+            threshold = float(top_scores[-1]) if 0 < k == len(top_scores) else -np.inf
+            records[number] = (5, 1, 1, self.num_items, self.num_items, threshold, -np.inf, elapsed)
+        return ids, scores, records
+
+
+def instruction_set() -> str:
+    """Return the instruction set in use: the best of this machine, or `RECPRUNE_ISA`."""
+    available = _native.instruction_sets()
+    forced = os.environ.get("RECPRUNE_ISA")
+    if forced is None:
+        return str(available[0])
+    if forced not in available:
+        raise InputError(f"RECPRUNE_ISA is {forced!r}, this machine has {', '.join(available)}")
+    return forced
+
+
+# Checks ------------------------------------------------------------------------------------------
+
+
+def _checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Array]:
+    for name, array in (("codes", codes), ("sub_item_embeddings", embeddings)):
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"{name} is a {type(array).__name__}, expected a NumPy array")
+    if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16):
+        raise InputError(
+            f"codes is {codes.dtype}{list(codes.shape)}, expected uint8 or uint16 [n, M]"
+        )
+    if embeddings.ndim != 3 or embeddings.dtype != np.float32:
+        raise InputError(
+            f"sub_item_embeddings is {embeddings.dtype}{list(embeddings.shape)}, "
+            "expected float32 [M, B, d/M]"
+        )
+    num_items, num_splits = codes.shape
+    if not 1 <= num_splits <= _MAX_SPLITS:
+        raise InputError(f"codes has {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if embeddings.shape[0] != num_splits:
+        raise InputError(
+            f"sub_item_embeddings has {embeddings.shape[0]} splits, codes has {num_splits}"
+        )
+    num_sub_items = embeddings.shape[1]
+    if not 2 <= num_sub_items <= MAX_SUB_ITEMS:
+        raise InputError(f"sub_item_embeddings has {num_sub_items} sub-items, expected 2 to 65536")
+    if embeddings.shape[2] < 1:
+        raise InputError("sub_item_embeddings has no dimensions")
+    if num_items >= _MAX_ITEMS:
+        raise InputError(f"{num_items} items; an index holds fewer than {_MAX_ITEMS}: use shards")
+    if codes.size and int(codes.max()) >= num_sub_items:
+        item, split = np.unravel_index(int(codes.argmax()), codes.shape)
+        raise InputError(
+            f"codes[{item}, {split}] is {codes[item, split]}, expected less than {num_sub_items}"
+        )
+    _refuse_infinite(embeddings, "sub_item_embeddings")
+    if num_sub_items <= 256:
+        codes = codes.astype(np.uint8, copy=False)
+    return np.ascontiguousarray(codes), embeddings
+
+
+def _checked_bias(bias: Any, num_items: int) -> Float32Array:
+    if not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (num_items,):
+        given = (
+            f"{bias.dtype}{list(bias.shape)}"
+            if isinstance(bias, np.ndarray)
+            else type(bias).__name__
+        )
+        raise InputError(f"item_bias is {given}, expected float32 [{num_items}]")
+    _refuse_infinite(bias, "item_bias")
+    return np.array(bias)
+
+
+def _refuse_infinite(array: Float32Array, name: str) -> None:
+    if not np.isfinite(array).all():
+        place = np.unravel_index(int((~np.isfinite(array)).argmax()), array.shape)
+        where = ", ".join(str(int(axis)) for axis in place)
+        raise InputError(f"{name}[{where}] is {array[place]}, expected a finite number")
+
+
+def _checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Float32Array, bool]:
+    """Return the queries as [queries, values], and whether there was just one without a batch."""
+    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32:
+        given = queries.dtype if isinstance(queries, np.ndarray) else type(queries).__name__
+        raise InputError(f"{name} is {given}, expected a NumPy array of float32")
+    single = queries.shape == shape
+    if not single and queries.shape[1:] != shape:
+        expected = ", ".join(map(str, shape))
+        raise InputError(
+            f"{name} has shape {list(queries.shape)}, "
+            f"expected [{expected}] or [queries, {expected}]"
+        )
+    _refuse_infinite(queries, name)
+    rows = 1 if single else queries.shape[0]
+    return np.ascontiguousarray(queries).reshape(rows, -1), single
+
+
+def _checked_exclude(
+    exclude: Any, num_queries: int, single: bool, num_items: int
+) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
+    """Return excluded ids as offsets and, ascending for every query, items."""
+    if exclude is None:
+        return None, None
+    rows: Sequence[Any] = [exclude] if single else exclude
+    if len(rows) != num_queries:
+        raise InputError(f"exclude has {len(rows)} rows for {num_queries} queries")
+    kept = []
+    for number, row in enumerate(rows):
+        ids = np.asarray(row)
+        if ids.size == 0:
+            ids = np.empty(0, np.int64)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InputError(
+                f"exclude[{number}] is {ids.dtype}{list(ids.shape)}, expected item ids"
+            )
+        if len(ids) and (ids.min() < -1 or ids.max() >= num_items):
+            wrong = ids[(ids < -1) | (ids >= num_items)][0]
+            raise InputError(
+                f"exclude[{number}] holds {wrong}, expected 0 to {num_items - 1}, or -1"
+            )
+        kept.append(np.unique(ids[ids >= 0]).astype(np.uint32))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
+    return offsets, np.concatenate([*kept, np.empty(0, np.uint32)])
+
+
+def _checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:
+    """Return allowed items as bits, [1 or queries, words]."""
+    if allow is None:
+        return None
+    words = -(-num_items // 64)
+    if not isinstance(allow, np.ndarray) or allow.dtype not in (np.bool_, np.uint64):
+        given = allow.dtype if isinstance(allow, np.ndarray) else type(allow).__name__
+        raise InputError(f"allow is {given}, expected a NumPy array of bool, or of uint64 words")
+    length = num_items if allow.dtype == np.bool_ else words
+    if allow.shape not in ((length,), (num_queries, length)):
+        raise InputError(
+            f"allow has shape {list(allow.shape)}, expected [{length}] or [queries, {length}]"
+        )
+    rows = np.atleast_2d(allow)
+    if rows.dtype == np.uint64:
+        rows = rows.copy()
+        if num_items % 64 and words:
+            rows[:, -1] &= np.uint64((1 << num_items % 64) - 1)
+        return rows
+    packed = np.zeros((len(rows), words * 8), np.uint8)
+    bits = np.packbits(rows, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    return packed.view(np.uint64)
+
+
+def _eligible(
+    number: int,
+    num_items: int,
+    offsets: Int64Array | None,
+    excluded: NDArray[np.uint32] | None,
+    allowed: NDArray[np.uint64] | None,
+) -> NDArray[np.bool_]:
+    mask = np.ones(num_items, np.bool_)
+    if allowed is not None:
+        row = allowed[number if len(allowed) > 1 else 0]
+        mask &= np.unpackbits(row.view(np.uint8), bitorder="little")[:num_items].astype(np.bool_)
+    if offsets is not None and excluded is not None:
+        mask[excluded[offsets[number] : offsets[number + 1]]] = False
+    return mask

@@ -1,0 +1,439 @@
+"""One contract for every method, instruction set and layout: the oracle's ids and score bits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from recprune import (
+    METHODS,
+    Auto,
+    Cells,
+    Default,
+    Index,
+    InputError,
+    RecJPQPrune,
+    Scan,
+    build_posting_lists,
+    instruction_set,
+    reference,
+)
+from recprune._native import instruction_sets
+from recprune.methods import Method
+from recprune.types import Float32Array
+
+ISAS = instruction_sets()
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RECPRUNE_ISA", request.param)
+    return str(request.param)
+
+
+@dataclass
+class Case:
+    """A catalogue and a question that a careless search would get wrong."""
+
+    codes: NDArray[Any]
+    scores: Float32Array
+    k: int
+    bias: Float32Array | None
+    exclude: list[int] | None
+    allow: NDArray[np.bool_] | None
+
+    def index(self, layout: Any = "auto") -> Index:
+        num_splits, num_sub_items = self.scores.shape
+        embeddings = np.ones((num_splits, num_sub_items, 1), np.float32)
+        return Index.build(self.codes, embeddings, item_bias=self.bias, layout=layout)
+
+    def expected(self) -> tuple[NDArray[np.int64], Float32Array]:
+        eligible = np.ones(len(self.codes), bool) if self.allow is None else self.allow.copy()
+        if self.exclude:
+            eligible[self.exclude] = False
+        ids, scores = reference.exhaustive(
+            self.scores, self.codes, self.k, bias=self.bias, eligible=eligible
+        )
+        missing = self.k - len(ids)
+        return (
+            np.concatenate([ids, np.full(missing, -1)]),
+            np.concatenate([scores, np.full(missing, -np.inf, np.float32)]),
+        )
+
+
+# Equal, opposite, tiny and huge values: everything that rounding and ties can trip over.
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 0.1, 0.3, 1e-45, -1e-45, 1e-38, 1e30, -1e30, 16777216.0, 1.0000001]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_splits = draw(st.sampled_from([8, 8, 8, 1, 2, 3, 5, 16]))
+    num_sub_items = draw(st.sampled_from([2, 3, 7, 64, 256, 300]))
+    num_items = draw(st.sampled_from([0, 1, 2, 63, 64, 65, 200, 1000]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype = np.uint8 if num_sub_items <= 256 else np.uint16
+    codes = rng.integers(0, num_sub_items, (num_items, num_splits)).astype(dtype)
+    if num_items and draw(st.booleans()):  # many items with few codes: ties by the dozen
+        codes = codes[rng.integers(0, min(num_items, 4), num_items)]
+    shape = (num_splits, num_sub_items)
+    kind = draw(st.sampled_from(["normal", "awkward", "equal", "steps", "peaked", "negative"]))
+    if kind == "normal":
+        scores = rng.standard_normal(shape)
+    elif kind == "awkward":
+        scores = rng.choice(AWKWARD, shape)
+    elif kind == "equal":
+        scores = np.full(shape, 0.1)
+    elif kind == "steps":
+        scores = rng.integers(-2, 3, shape) / 3
+    elif kind == "negative":
+        scores = -np.exp(rng.standard_normal(shape) * 3)
+    else:
+        scores = rng.standard_normal(shape) - 5
+        scores[:, 0] += 10
+    k = draw(st.sampled_from([0, 1, 2, 10, num_items, num_items + 3]))
+    bias = None
+    if draw(st.integers(0, 3)) == 0:
+        bias = rng.choice([0.0, -0.0, 0.5, -3.0, 1e-8], num_items).astype(np.float32)
+    exclude = None
+    if num_items and draw(st.booleans()):
+        exclude = rng.integers(0, num_items, draw(st.integers(0, 30))).tolist()
+    allow = None
+    if draw(st.booleans()):
+        allow = rng.random(num_items) < draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
+    return Case(codes, scores.astype(np.float32), k, bias, exclude, allow)
+
+
+def assert_same(top: Any, expected: tuple[NDArray[np.int64], Float32Array], where: object) -> None:
+    ids, scores = expected
+    assert np.array_equal(top.ids, ids), where
+    assert np.array_equal(top.scores.view(np.uint32), scores.view(np.uint32)), where
+
+
+def methods_for(index: Index) -> list[str]:
+    """The methods that this index can run on given sub-item scores."""
+    parts = index.describe()["parts"]
+    able = ["auto", "pqtopk"]
+    able += ["scan"] if "list_offsets" in parts else []
+    able += ["cells"] if "cell_offsets" in parts else []
+    able += ["recjpqprune"] if "codes" in parts else []
+    return able
+
+
+@settings(max_examples=400)
+@given(case=cases())
+def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
+    expected = case.expected()
+    layouts = ["full", "compact"] if case.codes.dtype == np.uint8 else ["full"]
+    with pytest.MonkeyPatch.context() as patch:
+        for layout in layouts:
+            index = case.index(layout)
+            for isa in ISAS:
+                patch.setenv("RECPRUNE_ISA", isa)
+                for method in methods_for(index):
+                    top = index.search_scores(
+                        case.scores, case.k, method=method, exclude=case.exclude, allow=case.allow
+                    )
+                    assert_same(top, expected, (layout, isa, method))
+                    assert top.stats.exact.all()
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 10, 100]), st.floats(0.2, 3.0))
+def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
+    seed: int, k: int, sharpness: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
+    scores = (rng.standard_normal((8, 256)) * np.exp(sharpness * rng.random((8, 1)))).astype(
+        np.float32
+    )
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    expected = reference.exhaustive(scores, codes, k)
+    with pytest.MonkeyPatch.context() as patch:
+        for isa in ISAS:
+            patch.setenv("RECPRUNE_ISA", isa)
+            for method in ("cells", "auto", "scan"):
+                top = index.search_scores(scores, k, method=method)
+                assert_same(top, expected, (isa, method))
+
+
+@pytest.mark.usefixtures("isa")
+def test_last_moment_winners() -> None:
+    """The best item sits where every bound is weakest: it is only just worth looking at."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(1, 256, (60_000, 8)).astype(np.uint8)
+    scores = -rng.random((8, 256)).astype(np.float32)
+    scores[:, 0] = 0.0
+    scores[:, 255] = np.float32(-1e-3)
+    # Every split only just behind its best, so that no pair of splits gives the winners away.
+    codes[:, :][codes == 0] = 1
+    codes[59_999] = 255
+    codes[59_998] = 255
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    for method in methods_for(index):
+        top = index.search_scores(scores, 2, method=method)
+        assert top.ids.tolist() == [59_998, 59_999], method
+
+
+def test_sub_item_scores_have_the_same_bits_everywhere() -> None:
+    rng = np.random.default_rng(0)
+    for num_splits, num_sub_items, width in [(8, 256, 64), (3, 5, 1), (1, 300, 7), (16, 100, 33)]:
+        embeddings = rng.standard_normal((num_splits, num_sub_items, width)).astype(np.float32)
+        codes: Any = np.zeros((1, num_splits), np.uint8 if num_sub_items <= 256 else np.uint16)
+        index = Index.build(codes, embeddings)
+        phi = rng.standard_normal((4, num_splits * width)).astype(np.float32)
+        expected = np.stack([reference.sub_item_scores(row, embeddings) for row in phi])
+        for name in ISAS:
+            found = index._native.sub_item_scores(phi, name)
+            assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), name
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Index, Float32Array, Case]:
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 256, (20_000, 8)).astype(np.uint8)
+    embeddings = rng.standard_normal((8, 256, 16)).astype(np.float32)
+    phi = rng.standard_normal((40, 128)).astype(np.float32)
+    case = Case(codes, reference.sub_item_scores(phi[0], embeddings), 10, None, None, None)
+    return Index.build(codes, embeddings, threads=2), phi, case
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sequence_embeddings_by_every_method(
+    trained: tuple[Index, Float32Array, Case], method: str
+) -> None:
+    index, phi, case = trained
+    exclude = [3, 5, 7]
+    top = index.search(phi[0], 10, method=method, exclude=exclude)
+    case = Case(case.codes, case.scores, 10, None, exclude, None)
+    assert_same(top, case.expected(), method)
+    assert top.ids.shape == (10,)
+
+
+def test_batches_threads_and_single_queries_agree(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, _ = trained
+    rng = np.random.default_rng(1)
+    exclude = np.where(rng.random((40, 6)) < 0.3, -1, rng.integers(0, 20_000, (40, 6)))
+    allow = rng.random((40, 20_000)) < 0.5
+    whole = index.search(phi, 7, exclude=exclude, allow=allow, threads=4)
+    assert whole.ids.shape == (40, 7)
+    for query in range(40):
+        one = index.search(phi[query], 7, exclude=exclude[query], allow=allow[query])
+        assert np.array_equal(one.ids, whole.ids[query])
+        assert np.array_equal(one.scores.view(np.uint32), whole.scores[query].view(np.uint32))
+        assert allow[query][one.ids].all()
+        assert not set(one.ids.tolist()) & set(exclude[query].tolist())
+    words = np.packbits(allow[0], bitorder="little")
+    words = np.concatenate([words, np.zeros(-len(words) % 8, np.uint8)]).view(np.uint64)
+    assert np.array_equal(
+        index.search(phi[0], 7, allow=words).ids, index.search(phi[0], 7, allow=allow[0]).ids
+    )
+
+
+def test_one_index_serves_many_threads(trained: tuple[Index, Float32Array, Case]) -> None:
+    index, phi, _ = trained
+    expected = index.search(phi, 10, method="pqtopk").ids
+    with ThreadPoolExecutor(16) as pool:
+        for number, ids in enumerate(
+            pool.map(lambda q: index.search(phi[q % 40], 10).ids, range(640))
+        ):
+            assert np.array_equal(ids, expected[number % 40])
+
+
+def test_scores_of_given_items(trained: tuple[Index, Float32Array, Case]) -> None:
+    index, phi, case = trained
+    items = [5, 19_999, 0, 5]
+    expected = reference.score_items(case.scores, case.codes[items], None)
+    assert np.array_equal(index.score(phi[0], items), expected)
+    assert index.score(phi[:3], np.array(items)).shape == (3, 4)
+    compact = Index.build(case.codes, np.ones((8, 256, 1), np.float32), layout="compact")
+    assert np.array_equal(compact._codes(), case.codes)
+    with pytest.raises(InputError, match=r"items\[1\] is 20000, expected 0 to 19999"):
+        index.score(phi[0], [1, 20_000])
+
+
+def test_the_paper_s_algorithm_takes_the_specification_s_steps(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, case = trained
+    lists = build_posting_lists(case.codes, 256)
+    for sub_items_per_step in (1, 7, 8, 256):
+        ids, scores, steps = reference.recjpqprune(
+            case.scores, case.codes, lists, 10, sub_items_per_step
+        )
+        top = index.search(phi[0], 10, method=RecJPQPrune(sub_items_per_step=sub_items_per_step))
+        assert_same(top, (ids, scores), sub_items_per_step)
+        assert top.stats.steps.tolist() == [steps]
+
+
+# Unsafe settings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [RecJPQPrune, Scan, Cells, Auto])
+@pytest.mark.parametrize(
+    "settings", [{"max_steps": 1}, {"max_steps": 20}, {"over_inflation": 0.3}, {"deadline_us": 1.0}]
+)
+def test_unsafe_searches_say_how_far_off_they_can_be(
+    trained: tuple[Index, Float32Array, Case], method: Any, settings: dict[str, Any]
+) -> None:
+    index, phi, _ = trained
+    for query in range(20):
+        exact = index.search(phi[query], 10)
+        top = index.search(phi[query], 10, method=method(**settings))
+        if top.stats.exact[0]:
+            assert np.array_equal(top.ids, exact.ids)
+        else:
+            # The true K-th score lies between what was found and what could have been missed.
+            assert exact.stats.threshold[0] >= top.stats.threshold[0]
+            assert exact.stats.threshold[0] <= max(top.stats.upper_bound[0], top.stats.threshold[0])
+            missed = set(exact.ids.tolist()) - set(top.ids.tolist())
+            for item in missed:
+                score = exact.scores[exact.ids == item][0]
+                assert score <= top.stats.upper_bound[0]
+
+
+def test_stopping_at_once_is_told(trained: tuple[Index, Float32Array, Case]) -> None:
+    index, phi, _ = trained
+    assert not index.search(phi[0], 10, method=RecJPQPrune(max_steps=1)).stats.exact[0]
+    assert not index.search(phi[0], 10, method=Scan(max_steps=1)).stats.exact[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Scan(max_steps=0), "max_steps is 0"),
+        (lambda: Cells(over_inflation=1.0), "over_inflation is 1.0"),
+        (lambda: Auto(deadline_us=-1), "deadline_us is -1"),
+        (lambda: RecJPQPrune(sub_items_per_step=0), "sub_items_per_step is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+# Wrong questions ---------------------------------------------------------------------------------
+
+PHI = np.zeros(8, np.float32)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Index:
+    return Index.build(np.zeros((5, 8), np.uint8), np.ones((8, 4, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sequence_embeddings": PHI.astype(np.float64)}, "sequence_embeddings is float64"),
+        ({"sequence_embeddings": [0.0] * 8}, "sequence_embeddings is list"),
+        ({"sequence_embeddings": np.zeros(7, np.float32)}, r"shape \[7\], expected \[8\]"),
+        (
+            {"sequence_embeddings": np.array([0, 0, 0, np.nan, 0, 0, 0, 0], np.float32)},
+            r"sequence_embeddings\[3\] is nan",
+        ),
+        (
+            {"sequence_embeddings": np.full((2, 8), np.inf, np.float32)},
+            r"sequence_embeddings\[0, 0\] is inf",
+        ),
+        (
+            {"sequence_embeddings": np.full(8, 3e38, np.float32)},
+            "query 0: scores would overflow float32",
+        ),
+        ({"k": -1}, "k is -1"),
+        ({"k": 2.5}, "k is 2.5"),
+        ({"threads": 0}, "threads is 0"),
+        ({"method": "cels"}, "method is 'cels', expected one of auto, cells"),
+        ({"method": 7}, "method is 7"),
+        ({"exclude": [5]}, r"exclude\[0\] holds 5, expected 0 to 4"),
+        ({"exclude": ["a"]}, r"exclude\[0\] is <U1"),
+        ({"allow": np.ones(4, bool)}, r"allow has shape \[4\], expected \[5\]"),
+        ({"allow": [True] * 5}, "allow is list"),
+        ({"method": Default(max_bytes=10)}, "needs 160 bytes for all item vectors"),
+    ],
+)
+def test_wrong_questions_are_refused(tiny: Index, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tiny.search(**({"sequence_embeddings": PHI} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("codes", "embeddings", "options", "message"),
+    [
+        (np.zeros((5, 8)), np.ones((8, 4, 1), np.float32), {}, r"codes is float64\[5, 8\]"),
+        ([[0]], np.ones((1, 4, 1), np.float32), {}, "codes is a list"),
+        (np.zeros((5, 8), np.uint8), np.ones((8, 4, 1)), {}, "sub_item_embeddings is float64"),
+        (np.zeros((5, 8), np.uint8), np.ones((7, 4, 1), np.float32), {}, "7 splits, codes has 8"),
+        (np.full((5, 8), 4, np.uint8), np.ones((8, 4, 1), np.float32), {}, r"codes\[0, 0\] is 4, expected less than 4"),
+        (np.zeros((5, 65), np.uint8), np.ones((65, 4, 1), np.float32), {}, "65 splits, expected 1 to 64"),
+        (np.zeros((5, 1), np.uint8), np.full((1, 4, 1), np.nan, np.float32), {}, r"sub_item_embeddings\[0, 0, 0\] is nan"),
+        (np.zeros((5, 1), np.uint8), np.ones((1, 4, 1), np.float32), {"layout": "small"}, "layout is 'small'"),
+        (np.zeros((5, 1), np.uint8), np.ones((1, 4, 1), np.float32), {"item_bias": np.ones(5)}, "item_bias is float64"),
+        (np.zeros((5, 1), np.uint16), np.ones((1, 300, 1), np.float32), {"layout": "compact"}, "compact layout needs"),
+    ],
+)  # fmt: skip
+def test_wrong_parts_are_refused(codes: Any, embeddings: Any, options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Index.build(codes, embeddings, **options)
+
+
+def test_an_unknown_instruction_set_is_refused(
+    tiny: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECPRUNE_ISA", "mmx")
+    with pytest.raises(InputError, match="RECPRUNE_ISA is 'mmx', this machine has"):
+        tiny.search(PHI)
+    monkeypatch.delenv("RECPRUNE_ISA")
+    assert instruction_set() == ISAS[0]
+
+
+def test_methods_that_an_index_cannot_run_are_refused() -> None:
+    wide = Index.build(np.zeros((5, 2), np.uint16), np.ones((2, 300, 1), np.float32))
+    query = np.zeros((2, 300), np.float32)
+    for method in ("cells", "scan"):
+        with pytest.raises(InputError, match=f"method {method} needs"):
+            wide.search_scores(query, method=method)
+    with pytest.raises(InputError, match="method default needs sequence embeddings"):
+        wide.search_scores(query, method="default")
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["full", "compact"])
+def test_a_saved_index_answers_the_same(
+    trained: tuple[Index, Float32Array, Case], tmp_path: Any, layout: Any
+) -> None:
+    _, phi, case = trained
+    embeddings = np.random.default_rng(5).standard_normal((8, 256, 16)).astype(np.float32)
+    bias = np.random.default_rng(6).random(20_000).astype(np.float32)
+    index = Index.build(case.codes, embeddings, item_bias=bias, layout=layout)
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index", verify=True)
+    assert loaded.describe() == index.describe()
+    one, other = index.search(phi, 10), loaded.search(phi, 10)
+    assert np.array_equal(one.ids, other.ids)
+    assert np.array_equal(one.scores, other.scores)
+
+
+def test_changing_the_arrays_given_changes_nothing() -> None:
+    codes = np.zeros((100, 8), np.uint8)
+    index = Index.build(codes, np.eye(8, 4, dtype=np.float32)[:, :, None])
+    before = index.search(np.ones(8, np.float32), 3).scores
+    codes[:] = 1
+    assert np.array_equal(index.search(np.ones(8, np.float32), 3).scores, before)
+
+
+def test_method_objects_and_names_are_the_same() -> None:
+    for name, method in METHODS.items():
+        assert isinstance(method, Method)
+        assert type(method).__name__.lower() == name
