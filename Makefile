@@ -29,7 +29,8 @@ format: $(VENV)/dev.stamp ## Format all code
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i native/*
 
-bench: $(VENV)/dev.stamp ## Measure the data path at the paper's full size (about 5 minutes, 3 GB of disk)
+bench: $(VENV)/dev.stamp ## Measure search, and the data path at full size (about 5 minutes, 3 GB of disk)
+	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.data_path
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew

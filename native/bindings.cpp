@@ -5,14 +5,21 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "kernels.hpp"
 #include "layouts.hpp"
@@ -36,28 +43,44 @@ std::span<T> as_span(const nb::ndarray<T, Shape...>& array) {
     return {array.data(), array.size()};
 }
 
-// A NumPy array that owns fresh, uninitialised memory, and a span over it for the core.
+// Fresh, uninitialised memory for a NumPy array, and a span over it for the core. Large arrays ask
+// for huge pages: a search jumps about in them, and with small pages would mostly wait for the TLB.
 template <class T>
 struct Output {
-    std::unique_ptr<T[]> memory;
+    struct Free {
+        void operator()(T* pointer) const noexcept { std::free(pointer); }
+    };
+    std::unique_ptr<T[], Free> memory;
     std::size_t size;
 
-    explicit Output(std::size_t count)
-        : memory(std::make_unique_for_overwrite<T[]>(count)), size(count) {}
+    explicit Output(std::size_t count) : size(count) {
+        constexpr std::size_t kHugePage = std::size_t{2} << 20;
+        const std::size_t bytes = std::max<std::size_t>(count * sizeof(T), 1);
+        const std::size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
+        const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+        memory.reset(static_cast<T*>(std::aligned_alloc(alignment, rounded)));
+        if (!memory) throw std::bad_alloc();
+#if defined(__linux__)
+        if (alignment == kHugePage) madvise(memory.get(), rounded, MADV_HUGEPAGE);
+#endif
+    }
 
     std::span<T> span() { return {memory.get(), size}; }
+
+    nb::ndarray<nb::numpy, T> release(std::initializer_list<std::size_t> shape) {
+        T* data = memory.release();
+        return nb::ndarray<nb::numpy, T>(data, shape, owner(data));
+    }
 
     // The memory as [elements, bytes of one], for NumPy to see as a structured array.
     nb::ndarray<nb::numpy, std::uint8_t> release_bytes() {
         T* data = memory.release();
-        nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<T*>(pointer); });
-        return nb::ndarray<nb::numpy, std::uint8_t>(data, {size, sizeof(T)}, owner);
+        return nb::ndarray<nb::numpy, std::uint8_t>(data, {size, sizeof(T)}, owner(data));
     }
 
-    nb::ndarray<nb::numpy, T> release(std::initializer_list<std::size_t> shape) {
-        T* data = memory.release();
-        nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<T*>(pointer); });
-        return nb::ndarray<nb::numpy, T>(data, shape, owner);
+  private:
+    static nb::capsule owner(T* data) {
+        return nb::capsule(data, [](void* pointer) noexcept { std::free(pointer); });
     }
 };
 

@@ -190,15 +190,8 @@ class CellSearch {
     void fill_pair_tables(std::size_t pair) {
         for (std::size_t step = 1; step <= 2; ++step) {
             const std::size_t split = 2 * ((pair + step) % kPairs);
-            const std::uint8_t* low = deficits_.of_split(split);
-            const std::uint8_t* high = deficits_.of_split(split + 1);
-            std::uint8_t* out = scratch_.pairs.data() + (step - 1) * kCells;
-            for (std::size_t b = 0; b < 256; ++b) {
-                for (std::size_t a = 0; a < 256; ++a) {
-                    const auto sum = static_cast<std::uint8_t>(low[a] + high[b]);
-                    out[a | b << 8] = sum < low[a] ? std::uint8_t{255} : sum;  // saturated
-                }
-            }
+            kernels_.fill_pairs(deficits_.of_split(split), deficits_.of_split(split + 1),
+                                scratch_.pairs.data() + (step - 1) * kCells);
         }
     }
 

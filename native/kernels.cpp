@@ -92,6 +92,17 @@ std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
     return found;
 }
 
+#define RECPRUNE_FILL_PAIRS_BODY                                          \
+    for (std::size_t b = 0; b < 256; ++b) {                               \
+        for (std::size_t a = 0; a < 256; ++a) {                           \
+            const auto sum = static_cast<std::uint8_t>(low[a] + high[b]); \
+            sums[a | b << 8] = sum < low[a] ? std::uint8_t{255} : sum;    \
+        }                                                                 \
+    }
+
+void fill_pairs_portable(const std::uint8_t* low, const std::uint8_t* high,
+                         std::uint8_t* sums){RECPRUNE_FILL_PAIRS_BODY}
+
 std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_t* selected) {
     std::size_t found = 0;
     for (std::size_t b = 0; b < 256; ++b) {
@@ -128,6 +139,18 @@ __attribute__((target("avx2"))) void quantise_avx2(const float* scores, std::siz
                                                    double highest, double scale,
                                                    std::uint8_t* out) {
     RECPRUNE_QUANTISE_BODY
+}
+
+__attribute__((target("avx2"))) void fill_pairs_avx2(const std::uint8_t* low,
+                                                     const std::uint8_t* high, std::uint8_t* sums) {
+    for (std::size_t b = 0; b < 256; ++b) {
+        const __m256i added = _mm256_set1_epi8(static_cast<char>(high[b]));
+        for (std::size_t a = 0; a < 256; a += 32) {
+            const __m256i row = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low + a));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + (a | b << 8)),
+                                _mm256_adds_epu8(row, added));
+        }
+    }
 }
 
 __attribute__((target("avx2"))) std::size_t select_avx2(const std::uint8_t* deficits, int limit,
@@ -380,15 +403,15 @@ const std::vector<Kernels>& available_kernels() {
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
             __builtin_cpu_supports("avx512vbmi2"))
             found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512,
-                             filter_blocks_avx512, filter_cells_avx512, false, select_avx512,
-                             convolve_avx2});
+                             filter_blocks_avx512, filter_cells_avx512, false, fill_pairs_avx2,
+                             select_avx512, convolve_avx2});
         if (__builtin_cpu_supports("avx2"))
             found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, filter_blocks_portable,
-                             filter_cells_avx2, true, select_avx2, convolve_avx2});
+                             filter_cells_avx2, true, fill_pairs_avx2, select_avx2, convolve_avx2});
 #endif
         found.push_back({"portable", sub_item_scores_portable, quantise_portable,
-                         filter_blocks_portable, filter_cells_portable, true, select_portable,
-                         convolve_portable});
+                         filter_blocks_portable, filter_cells_portable, true, fill_pairs_portable,
+                         select_portable, convolve_portable});
         return found;
     }();
     return kernels;

@@ -51,6 +51,9 @@ struct Kernels {
                                 std::uint32_t* survivors);
     bool needs_pair_tables;
 
+    // sums[a | b << 8] = low[a] + high[b], saturated at 255.
+    void (*fill_pairs)(const std::uint8_t* low, const std::uint8_t* high, std::uint8_t* sums);
+
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for 256 and 64 more.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);

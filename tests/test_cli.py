@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recprune import Codebook, read_interactions
@@ -175,3 +176,70 @@ def test_files_without_permission_are_refused(log_file: Path, tmp_path: Path) ->
     assert main(["stats", str(secret)]) == 2
     tmp_path.chmod(0o500)
     assert main(["codebook", str(log_file), "--out", str(tmp_path / "out")]) == 2
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "codes.npy", rng.integers(0, 16, (500, 4)).astype(np.uint8))
+    np.save(tmp_path / "embeddings.npy", rng.standard_normal((4, 16, 3)).astype(np.float32))
+    np.save(tmp_path / "queries.npy", rng.standard_normal((3, 12)).astype(np.float32))
+    return tmp_path
+
+
+def test_an_index_is_built_described_and_searched(
+    arrays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(arrays / "index")
+    files = [str(arrays / "codes.npy"), str(arrays / "embeddings.npy")]
+    assert main(["index", "build", *files, "--out", out]) == 0
+    assert main(["index", "info", out, "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "bytes per item" in shown
+    assert "instruction set" in shown
+    answers = {}
+    for method in ("auto", "pqtopk"):
+        queries = str(arrays / "queries.npy")
+        assert main(["search", out, queries, "-k", "5", "--method", method, "--json"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        answers[method] = [json.loads(line)["ids"] for line in lines]
+    assert answers["auto"] == answers["pqtopk"]
+    assert len(answers["auto"]) == 3
+    assert main(["search", out, str(arrays / "queries.npy")]) == 0
+    assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Path) -> None:
+    sizes = ["--splits", "4", "--sub-items", "16"]
+    assert main(["codebook", str(log_file), "--out", str(arrays / "codebook"), *sizes]) == 0
+    files = [str(arrays / "codebook"), str(arrays / "embeddings.npy")]
+    assert (
+        main(["index", "build", *files, "--out", str(arrays / "index"), "--layout", "compact"]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["index", "build", "codes.npy", "nowhere.npy", "--out", "x"], "nowhere.npy: no such file"),
+        (
+            ["index", "build", "text.npy", "embeddings.npy", "--out", "x"],
+            "text.npy: not a readable .npy",
+        ),
+        (["index", "build", "queries.npy", "embeddings.npy", "--out", "x"], "codes is float32"),
+        (["index", "info", "codes.npy"], "not a saved index"),
+        (["search", "nowhere", "queries.npy"], "nowhere: not a saved index"),
+    ],
+)
+def test_mistakes_with_indexes_are_named(
+    arrays: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(arrays)
+    (arrays / "text.npy").write_text("not an array")
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not (arrays / "x").exists()

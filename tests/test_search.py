@@ -406,6 +406,27 @@ def test_methods_that_an_index_cannot_run_are_refused() -> None:
         wide.search_scores(query, method="default")
 
 
+# FAISS ----------------------------------------------------------------------------------------------
+
+
+def test_to_faiss_and_back(trained: tuple[Index, Float32Array, Case]) -> None:
+    faiss = pytest.importorskip("faiss")
+    index, phi, _ = trained
+    peer = index.to_faiss()
+    scores, ids = peer.search(phi, 10)
+    top = index.search(phi, 10)
+    np.testing.assert_allclose(scores, top.scores, rtol=1e-4, atol=1e-4)
+    assert (ids == top.ids).mean() > 0.99  # FAISS adds in another order, so ties may fall otherwise
+    back = Index.from_faiss(peer)
+    assert np.array_equal(back.search(phi, 10).ids, top.ids)
+    with pytest.raises(InputError, match="expected a faiss.IndexPQ"):
+        Index.from_faiss(faiss.IndexFlatIP(8))
+    with pytest.raises(InputError, match="inner product"):
+        Index.from_faiss(faiss.IndexPQ(16, 2, 8))
+    with pytest.raises(InputError, match="needs 256 sub-items"):
+        Index.build(np.zeros((5, 2), np.uint8), np.ones((2, 4, 1), np.float32)).to_faiss()
+
+
 # Files -------------------------------------------------------------------------------------------
 
 

@@ -5,20 +5,28 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from recprune.codebook import KIND as CODEBOOK
 from recprune.codebook import Codebook, assign_random, assign_svd, check_size
 from recprune.holdout import Holdout, leave_one_out, temporal_holdout
+from recprune.index import KIND as INDEX
+from recprune.index import Index
 from recprune.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
+from recprune.methods import METHODS
 from recprune.statistics import Statistics, iso_time, log_statistics
 from recprune.storage import check_target
 from recprune.synthetic import PRESETS, write_synthetic_log
-from recprune.types import Columns, Json, RecpruneError
+from recprune.types import Columns, InputError, Json, RecpruneError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -80,10 +88,22 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
             description="Assign each item of a log its sub-item ids, from the training part of the "
             "log, and save them as a folder.",
         ),
+        "index": added.add_parser(
+            "index",
+            help="build an index from codes and vectors, or look at one",
+            description="Build an index for exact search from NumPy files, or look at a saved one.",
+        ),
+        "search": added.add_parser(
+            "search",
+            help="find the exact top K in a saved index",
+            description="Search a saved index with sequence embeddings from a NumPy file.",
+        ),
     }
     _add_stats_arguments(commands["stats"])
     _add_synth_arguments(commands["synth"])
     _add_codebook_arguments(commands["codebook"])
+    _add_index_arguments(commands["index"])
+    _add_search_arguments(commands["search"])
     return parser, commands
 
 
@@ -130,6 +150,39 @@ def _add_codebook_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     _add_seed_argument(parser)
     parser.set_defaults(run=_codebook)
+
+
+def _add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="lay out codes and sub-item embeddings")
+    build.add_argument(
+        "codes", metavar="CODES", help="a saved codebook, or an .npy of uint8 or uint16 [n, M]"
+    )
+    build.add_argument("embeddings", metavar="EMBEDDINGS", help=".npy of float32 [M, B, d/M]")
+    build.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    build.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
+    build.add_argument(
+        "--layout", choices=("auto", "full", "compact"), default="auto",
+        help="compact keeps only what a scan needs; default %(default)s",
+    )  # fmt: skip
+    build.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    build.set_defaults(run=_index_build)
+    info = actions.add_parser("info", help="say what a saved index holds and costs")
+    info.add_argument("index", metavar="FOLDER")
+    info.add_argument("--verify", action="store_true", help="compare every byte with its checksum")
+    info.set_defaults(run=_index_info)
+
+
+def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("index", metavar="FOLDER")
+    parser.add_argument("queries", metavar="QUERIES", help=".npy of float32 [queries, d]")
+    parser.add_argument("-k", type=int, default=10, help="default %(default)s")
+    parser.add_argument(
+        "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    parser.add_argument("--json", action="store_true", help="one JSON object a query, in lines")
+    parser.set_defaults(run=_search)
 
 
 def _add_seed_argument(parser: argparse.ArgumentParser) -> None:
@@ -308,6 +361,67 @@ def print_holdout(holdout: Holdout) -> None:
             ("dropped, without a past", "", f"{len(holdout.dropped_users):,}"),
         ],
     )
+
+
+def _index_build(parsed: argparse.Namespace) -> None:
+    check_target(parsed.out, kind=INDEX)
+    codes = (
+        Codebook.load(parsed.codes).codes
+        if Path(parsed.codes).is_dir()
+        else _read_array(parsed.codes)
+    )
+    index = Index.build(
+        codes,
+        _read_array(parsed.embeddings),
+        item_bias=_read_array(parsed.item_bias) if parsed.item_bias else None,
+        layout=parsed.layout,
+        threads=parsed.threads,
+    )
+    index.save(parsed.out)
+    _print_lines(index.describe())
+
+
+def _index_info(parsed: argparse.Namespace) -> None:
+    _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())
+
+
+def _search(parsed: argparse.Namespace) -> None:
+    index = Index.load(parsed.index)
+    queries = np.atleast_2d(_read_array(parsed.queries))
+    top = index.search(queries, parsed.k, method=parsed.method, threads=parsed.threads)
+    microseconds = top.stats.nanoseconds / 1000
+    for query in range(len(queries)):
+        ids, scores = top.ids[query].tolist(), top.scores[query].tolist()
+        answer: Json = {
+            "ids": ids,
+            "scores": [score if math.isfinite(score) else None for score in scores],
+            "method": top.stats.method[query],
+            "exact": bool(top.stats.exact[query]),
+            "microseconds": round(float(microseconds[query]), 1),
+        }
+        if parsed.json:
+            print(json.dumps(answer))  # noqa: T201
+        else:
+            found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
+            print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
+
+
+def _read_array(path: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a readable .npy file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: holds several arrays, expected one .npy")
+    return array
+
+
+def _print_lines(values: Json) -> None:
+    for name, value in values.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        print(f"{name.replace('_', ' '):16} {shown}")  # noqa: T201
 
 
 def print_codebook(codebook: Codebook) -> None:

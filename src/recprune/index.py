@@ -24,6 +24,7 @@ from recprune.types import (
     Json,
     StorageError,
     frozen,
+    needs_extra,
 )
 
 Layout = Literal["auto", "full", "compact"]
@@ -187,6 +188,35 @@ class Index:
             num_sub_items=num_sub_items,
             layout="compact" if layout == "compact" else "full",
         )
+
+    @classmethod
+    def from_faiss(cls, index_pq: Any, *, layout: Layout = "auto", threads: int = 1) -> Index:
+        """Take over the codes and centroids of a `faiss.IndexPQ` (inner product, 8 bits)."""
+        with needs_extra("bench"):
+            import faiss
+        if not isinstance(index_pq, faiss.IndexPQ):
+            raise InputError(f"index_pq is a {type(index_pq).__name__}, expected a faiss.IndexPQ")
+        if index_pq.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise InputError("index_pq does not rank by inner product")
+        pq = index_pq.pq
+        if pq.nbits != 8:
+            raise InputError(f"index_pq has {pq.nbits} bits a code, expected 8")
+        codes = faiss.vector_to_array(index_pq.codes).reshape(index_pq.ntotal, pq.M)
+        centroids = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
+        return cls.build(codes, centroids, layout=layout, threads=threads)
+
+    def to_faiss(self) -> Any:
+        """Return a `faiss.IndexPQ` with the same codes and vectors; it knows no item bias."""
+        with needs_extra("bench"):
+            import faiss
+        if self.num_sub_items != 256 or "item_bias" in self._arrays:
+            raise InputError("faiss.IndexPQ needs 256 sub-items per split and no item bias")
+        peer = faiss.IndexPQ(self.width, self.num_splits, 8, faiss.METRIC_INNER_PRODUCT)
+        embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
+        faiss.copy_array_to_vector(np.ascontiguousarray(embeddings).ravel(), peer.pq.centroids)
+        faiss.copy_array_to_vector(np.ascontiguousarray(self._codes()).ravel(), peer.codes)
+        peer.ntotal, peer.is_trained = self.num_items, True
+        return peer
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder, in place of an older index if there is one."""
