@@ -7,7 +7,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench stub clean
+.PHONY: help demo test check format bench sanitize fuzz stub clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,16 @@ format: $(VENV)/dev.stamp ## Format all code
 bench: $(VENV)/dev.stamp ## Measure search, and the data path at full size (about 5 minutes, 3 GB of disk)
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.data_path
+
+sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefined-behaviour checks
+	rm -rf build/sanitized
+	$(INSTALL) --no-deps --target build/sanitized --config-settings=build-dir=build/sanitize \
+		--config-settings=cmake.define.RECPRUNE_SANITIZE=ON .
+	LD_PRELOAD=$$(c++ -print-file-name=libasan.so):$$(c++ -print-file-name=libstdc++.so) \
+		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/sanitized.py build/sanitized
+
+fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, for minutes
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_search.py -k "oracle or worth_pruning"
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi

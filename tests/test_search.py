@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,11 @@ def methods_for(index: Index) -> list[str]:
     return able
 
 
-@settings(max_examples=400)
+# `make fuzz` asks for many more, and for other ones each time.
+FUZZ = int(os.environ.get("RECPRUNE_FUZZ", "0"))
+
+
+@settings(max_examples=FUZZ or 400, derandomize=not FUZZ)
 @given(case=cases())
 def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
     expected = case.expected()
@@ -144,7 +149,7 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
                     assert top.stats.exact.all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=FUZZ // 20 or 60, derandomize=not FUZZ)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 10, 100]), st.floats(0.2, 3.0))
 def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
     seed: int, k: int, sharpness: float
