@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--methods", default="auto,cells,scan,pqtopk,recjpqprune,faiss")
     parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--block", type=int, default=50, help="queries of one method in a row")
+    parser.add_argument("--block", type=int, default=100, help="queries of one method in a row")
     parser.add_argument("--out", type=Path, default=Path("out/bench-search.json"))
     parsed = parser.parse_args()
     codes, embeddings, queries = _workload(parsed)

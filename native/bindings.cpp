@@ -72,12 +72,6 @@ struct Output {
         return nb::ndarray<nb::numpy, T>(data, shape, owner(data));
     }
 
-    // The memory as [elements, bytes of one], for NumPy to see as a structured array.
-    nb::ndarray<nb::numpy, std::uint8_t> release_bytes() {
-        T* data = memory.release();
-        return nb::ndarray<nb::numpy, std::uint8_t>(data, {size, sizeof(T)}, owner(data));
-    }
-
   private:
     static nb::capsule owner(T* data) {
         return nb::capsule(data, [](void* pointer) noexcept { std::free(pointer); });
@@ -173,6 +167,8 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
 }
 
 template <class T>
+using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
 using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // Keeps the arrays of an index alive and searches them.
@@ -224,13 +220,15 @@ class SearchIndex {
         view_.highest_bias = highest;
     }
 
-    nb::tuple search(const Matrix<float>& queries, bool are_scores, std::size_t k, int method,
-                     const std::string& isa, std::size_t threads,
-                     std::optional<Vector<std::int64_t>> exclude_offsets,
-                     std::optional<Vector<recprune::Item>> exclude_items,
-                     std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
-                     std::int64_t max_steps, double over_inflation,
-                     std::int64_t deadline_ns) const {
+    // Writes into arrays that the caller made: NumPy makes them faster than we could.
+    void search(const Matrix<float>& queries, bool are_scores, std::size_t k, int method,
+                const std::string& isa, std::size_t threads,
+                std::optional<Vector<std::int64_t>> exclude_offsets,
+                std::optional<Vector<recprune::Item>> exclude_items,
+                std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
+                std::int64_t max_steps, double over_inflation, std::int64_t deadline_ns,
+                const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
+                const MutableMatrix<std::int64_t>& records) const {
         recprune::Batch batch;
         batch.queries = as_span(queries);
         batch.num_queries = queries.shape(0);
@@ -252,16 +250,11 @@ class SearchIndex {
         request.deadline_ns = deadline_ns;
         request.kernels = recprune::find_kernels(isa);
         if (!request.kernels) throw std::invalid_argument("unknown instruction set " + isa);
-        Output<std::int64_t> ids(batch.num_queries * k);
-        Output<float> scores(batch.num_queries * k);
-        Output<recprune::Record> records(batch.num_queries);
-        {
-            nb::gil_scoped_release unlocked;
-            recprune::search_batch(view_, batch, request, threads, ids.span(), scores.span(),
-                                   records.span());
-        }
-        return nb::make_tuple(ids.release({batch.num_queries, k}),
-                              scores.release({batch.num_queries, k}), records.release_bytes());
+        const std::span<recprune::Record> record_span(
+            reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries);
+        nb::gil_scoped_release unlocked;
+        recprune::search_batch(view_, batch, request, threads, {ids.data(), ids.size()},
+                               {scores.data(), scores.size()}, record_span);
     }
 
     nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings,
@@ -346,5 +339,5 @@ NB_MODULE(_native, module) {
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
              "method"_a, "isa"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
              "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
-             "deadline_ns"_a);
+             "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert());
 }

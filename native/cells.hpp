@@ -102,6 +102,8 @@ class CellSearch {
 
   private:
     static constexpr std::size_t kBatch = 48;
+    // As many keys as can be on their way from memory at once.
+    static constexpr std::size_t kBatchItems = 1024;
     using Parts = std::array<CellPart, kBatch>;
 
     double step_cost(const RingLimits& chosen, std::size_t pair) const {
@@ -140,6 +142,7 @@ class CellSearch {
         Parts* filling = &parts_[0];
         Parts* waiting = &parts_[1];
         std::size_t parts = 0;
+        std::size_t items = 0;
         std::size_t num_waiting = 0;
         std::array<std::uint8_t, 256 + 64> firsts;
         std::array<std::uint8_t, 256 + 64> seconds;
@@ -167,12 +170,14 @@ class CellSearch {
                         __builtin_prefetch(keys + start + at);
                     (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(two - deficit),
                                            static_cast<std::int16_t>(three - deficit)};
-                    if (parts == kBatch) {
+                    items += piece;
+                    if (parts == kBatch || items >= kBatchItems) {
                         // The batch before this one: its keys have had time to arrive.
                         filter(pair, *waiting, num_waiting);
                         std::swap(filling, waiting);
                         num_waiting = parts;
                         parts = 0;
+                        items = 0;
                         if (request_.expired()) return false;
                     }
                     start += piece;

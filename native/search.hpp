@@ -72,6 +72,7 @@ struct Record {
     double upper_bound;
     std::int64_t nanoseconds;
 };
+static_assert(sizeof(Record) == 7 * sizeof(std::int64_t));
 
 // When which engine pays: constants measured by benchmarks/search.py, with no influence on results.
 struct CostModel {
@@ -84,14 +85,14 @@ struct CostModel {
     static constexpr std::size_t kFewItems = 50'000;
     // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
     static constexpr std::size_t kManyItems = 4'000'000;
-    static constexpr std::size_t kFirstLists = 24;
+    static std::size_t first_lists(std::size_t k) { return std::clamp<std::size_t>(3 * k, 5, 32); }
     // If only one item in so many is allowed, these are scored one by one.
     static constexpr std::size_t kSelective = 32;
 };
 
 inline CellSettings cell_settings(std::size_t items, std::size_t k, bool may_scan) {
     const auto num_items = static_cast<double>(items);
-    const double first = 800.0 * std::pow(1e6 / std::max(num_items, 1e6), 0.45) *
+    const double first = 800.0 * std::pow(1e6 / std::max(num_items, 1e6), 0.3) *
                          std::sqrt(static_cast<double>(std::max<std::size_t>(k, 10)) / 10.0);
     const double most = CostModel::scan(num_items) / CostModel::cell(num_items);
     return {first, may_scan ? most : std::numeric_limits<double>::infinity()};
@@ -127,7 +128,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
         if (method == Method::cells) {
             // Lists are only cheap to scan where whole tables are looked up in registers.
             if (!request.kernels->needs_pair_tables && index.num_items < CostModel::kManyItems &&
-                lists.run(CostModel::kFirstLists))
+                lists.run(CostModel::first_lists(query.k)))
                 return Method::scan;
             const bool may_scan = request.method == Method::automatic;
             const CellSettings settings = cell_settings(index.num_items, query.k, may_scan);
@@ -209,6 +210,7 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
                                              table.data());
             sub_item_scores = table.data();
         }
+        // NaN and infinity in an embedding end up here too; the caller finds out which it was.
         if (!scores_are_safe(index, sub_item_scores))
             throw std::invalid_argument("query " + std::to_string(number) +
                                         ": scores would overflow float32");

@@ -34,6 +34,8 @@ _VERSION = 1
 _MAX_SPLITS = 64
 _MAX_ITEMS = 2**32 - 64
 
+_INSTRUCTION_SETS: list[str] = _native.instruction_sets()
+
 _RECORD = np.dtype(
     [
         ("method", "i4"),
@@ -52,7 +54,12 @@ _RECORD = np.dtype(
 class SearchStats:
     """What each query cost, and whether its answer is exact. One entry per query."""
 
-    records: NDArray[Any]
+    raw: Int64Array  # [queries, 7]: the native records, looked into only when somebody asks
+
+    @property
+    def records(self) -> NDArray[Any]:
+        """All figures as one structured array."""
+        return self.raw.view(_RECORD)[:, 0]
 
     @property
     def method(self) -> list[str]:
@@ -298,6 +305,7 @@ class Index:
             raise InputError(
                 f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
             )
+        _refuse_infinite(queries, "sequence_embeddings")
         tables = self._native.sub_item_scores(queries, instruction_set())
         codes = self._codes()[wanted]
         scores: Float32Array = tables[:, 0, codes[:, 0]]
@@ -347,13 +355,17 @@ class Index:
         offsets, excluded = _checked_exclude(exclude, len(batch), single, self.num_items)
         allowed = _checked_allow(allow, len(batch), self.num_items)
         if isinstance(chosen, Default):
+            _refuse_infinite(batch, name)
             ids, scores, records = self._search_dense(
                 batch, name, int(k), chosen, offsets, excluded, allowed
             )
         else:
             self._require_parts(chosen)
+            ids = np.empty((len(batch), k), np.int64)
+            scores = np.empty((len(batch), k), np.float32)
+            records = np.empty((len(batch), 7), np.int64)
             try:
-                ids, scores, packed = self._native.search(
+                self._native.search(
                     batch,
                     name == "sub_item_scores",
                     int(k),
@@ -367,10 +379,13 @@ class Index:
                     getattr(chosen, "max_steps", 2**62),
                     getattr(chosen, "over_inflation", 0.0),
                     int(1000 * getattr(chosen, "deadline_us", 0.0)),
+                    ids,
+                    scores,
+                    records,
                 )
             except ValueError as error:
+                _refuse_infinite(queries, name)
                 raise InputError(str(error)) from None
-            records = packed.view(_RECORD)[:, 0]
         stats = SearchStats(records)
         return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
 
@@ -412,7 +427,7 @@ class Index:
         offsets: Int64Array | None,
         excluded: NDArray[np.uint32] | None,
         allowed: NDArray[np.uint64] | None,
-    ) -> tuple[Int64Array, Float32Array, NDArray[Any]]:
+    ) -> tuple[Int64Array, Float32Array, Int64Array]:
         """Rank by the dense product, then score whoever rounding could have put into the top k."""
         import time
 
@@ -463,17 +478,18 @@ class Index:
             elapsed = time.perf_counter_ns() - begun
             threshold = float(top_scores[-1]) if 0 < k == len(top_scores) else -np.inf
             records[number] = (5, 1, 1, self.num_items, self.num_items, threshold, -np.inf, elapsed)
-        return ids, scores, records
+        return ids, scores, records.view(np.int64).reshape(len(batch), 7)
 
 
 def instruction_set() -> str:
     """Return the instruction set in use: the best of this machine, or `RECPRUNE_ISA`."""
-    available = _native.instruction_sets()
     forced = os.environ.get("RECPRUNE_ISA")
     if forced is None:
-        return str(available[0])
-    if forced not in available:
-        raise InputError(f"RECPRUNE_ISA is {forced!r}, this machine has {', '.join(available)}")
+        return _INSTRUCTION_SETS[0]
+    if forced not in _INSTRUCTION_SETS:
+        raise InputError(
+            f"RECPRUNE_ISA is {forced!r}, this machine has {', '.join(_INSTRUCTION_SETS)}"
+        )
     return forced
 
 
@@ -549,7 +565,6 @@ def _checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[F
             f"{name} has shape {list(queries.shape)}, "
             f"expected [{expected}] or [queries, {expected}]"
         )
-    _refuse_infinite(queries, name)
     rows = 1 if single else queries.shape[0]
     return np.ascontiguousarray(queries).reshape(rows, -1), single
 
