@@ -8,10 +8,12 @@ from pathlib import Path
 
 import matplotlib.image
 
+from recprune import METHODS
+
 ROOT = Path(__file__).parents[1]
 
 
-def test_demo(tmp_path: Path) -> None:
+def test_grocery(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     shown = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "examples" / "grocery.py", picture],
@@ -24,3 +26,15 @@ def test_demo(tmp_path: Path) -> None:
     pixels = matplotlib.image.imread(picture)
     assert pixels.shape[1] > 1000
     assert pixels.std() > 0.05  # something is drawn on it
+
+
+def test_search() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "search.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for method in METHODS:
+        assert method in shown.stdout
+    assert shown.stdout.count("✓") == len(METHODS)
