@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune import _native
-from recprune.methods import NATIVE_NAMES, NATIVE_NUMBERS, Default, Method, RecJPQPrune, find_method
+from recprune.methods import (
+    NATIVE_NAMES,
+    Auto,
+    Cells,
+    Default,
+    Method,
+    PQTopK,
+    RecJPQPrune,
+    Scan,
+    find_method,
+    native_settings,
+)
 from recprune.posting_lists import build_posting_lists
+from recprune.reference import best, score_items
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
@@ -134,6 +148,7 @@ class Index:
         self.width = int(transposed.shape[0] * transposed.shape[1])  # d
         self._dense: Float32Array | None = None
         self._has_posting_lists = False
+        self._lock = threading.Lock()  # for what is built on first use
         self._native = _native.SearchIndex(num_items, transposed)
         if "codes" in arrays:
             wide = arrays["codes"].dtype == np.uint16
@@ -361,28 +376,16 @@ class Index:
             )
         else:
             self._require_parts(chosen)
+            number, step, max_steps, over_inflation, deadline_ns = native_settings(chosen)
             ids = np.empty((len(batch), k), np.int64)
             scores = np.empty((len(batch), k), np.float32)
             records = np.empty((len(batch), 7), np.int64)
             try:
                 self._native.search(
-                    batch,
-                    name == "sub_item_scores",
-                    int(k),
-                    NATIVE_NUMBERS[type(chosen)],
-                    instruction_set(),
-                    threads,
-                    offsets,
-                    excluded,
-                    allowed,
-                    chosen.sub_items_per_step if isinstance(chosen, RecJPQPrune) else 8,
-                    getattr(chosen, "max_steps", 2**62),
-                    getattr(chosen, "over_inflation", 0.0),
-                    int(1000 * getattr(chosen, "deadline_us", 0.0)),
-                    ids,
-                    scores,
-                    records,
-                )
+                    batch, name == "sub_item_scores", int(k), number, instruction_set(), threads,
+                    offsets, excluded, allowed, step, max_steps, over_inflation, deadline_ns,
+                    ids, scores, records,
+                )  # fmt: skip
             except ValueError as error:
                 _refuse_infinite(queries, name)
                 raise InputError(str(error)) from None
@@ -390,19 +393,22 @@ class Index:
         return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
 
     def _require_parts(self, method: Method) -> None:
-        name = type(method).__name__.lower()
-        if name == "cells" and "cell_offsets" not in self._arrays:
+        if isinstance(method, Auto | PQTopK):
+            return
+        if isinstance(method, Cells) and "cell_offsets" not in self._arrays:
             raise InputError("method cells needs 8 splits of at most 256 sub-items, full layout")
-        if name == "scan" and "list_offsets" not in self._arrays:
+        if isinstance(method, Scan) and "list_offsets" not in self._arrays:
             raise InputError("method scan needs codes of type uint8")
-        if name == "recjpqprune" and not self._has_posting_lists:
-            # Four bytes an item and split that nothing else needs: built when first asked for.
+        if isinstance(method, RecJPQPrune):
             if "codes" not in self._arrays:
                 raise InputError("method recjpqprune needs the full layout")
-            lists = build_posting_lists(self._arrays["codes"], self.num_sub_items)
-            items: NDArray[Any] = lists.items
-            self._native.set_posting_lists(lists.offsets, items)
-            self._has_posting_lists = True
+            with self._lock:
+                if not self._has_posting_lists:
+                    # Four bytes an item and split that nothing else needs: built when asked for.
+                    lists = build_posting_lists(self._arrays["codes"], self.num_sub_items)
+                    items: NDArray[Any] = lists.items
+                    self._native.set_posting_lists(lists.offsets, items)
+                    self._has_posting_lists = True
 
     def _codes(self) -> NDArray[Any]:
         """Return item-major codes; a compact index puts them together from its lists."""
@@ -418,6 +424,22 @@ class Index:
             codes[items[real], split] = blocks[:, split - 1][real]
         return codes
 
+    def _dense_items(
+        self, codes: NDArray[Any], embeddings: Float32Array, method: Default
+    ) -> Float32Array:
+        """Return all item vectors, [n, d]; built on first use if the method allows that much."""
+        with self._lock:
+            if self._dense is None:
+                needed = 4 * self.num_items * self.width
+                if needed > method.max_bytes:
+                    raise InputError(
+                        f"method default needs {needed:,} bytes for all item vectors, more than "
+                        f"its max_bytes of {method.max_bytes:,}: Default(max_bytes=...) allows more"
+                    )
+                parts = [embeddings[m][codes[:, m]] for m in range(self.num_splits)]
+                self._dense = np.concatenate(parts, axis=1)
+            return self._dense
+
     def _search_dense(
         self,
         batch: Float32Array,
@@ -429,23 +451,11 @@ class Index:
         allowed: NDArray[np.uint64] | None,
     ) -> tuple[Int64Array, Float32Array, Int64Array]:
         """Rank by the dense product, then score whoever rounding could have put into the top k."""
-        import time
-
-        from recprune.reference import best, score_items
-
         if name == "sub_item_scores":
             raise InputError("method default needs sequence embeddings, not sub-item scores")
         codes, bias = self._codes(), self._arrays.get("item_bias")
         embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
-        if self._dense is None:
-            needed = 4 * self.num_items * self.width
-            if needed > method.max_bytes:
-                raise InputError(
-                    f"method default needs {needed:,} bytes for all item vectors, more than its "
-                    f"max_bytes of {method.max_bytes:,}: Default(max_bytes=...) allows more"
-                )
-            parts = [embeddings[m][codes[:, m]] for m in range(self.num_splits)]
-            self._dense = np.concatenate(parts, axis=1)
+        dense_items = self._dense_items(codes, embeddings, method)
         ids = np.full((len(batch), k), -1, np.int64)
         scores = np.full((len(batch), k), -np.inf, np.float32)
         records = np.zeros(len(batch), _RECORD)
@@ -453,7 +463,7 @@ class Index:
         for number, query in enumerate(batch):
             begun = time.perf_counter_ns()
             eligible = _eligible(number, self.num_items, offsets, excluded, allowed)
-            dense = self._dense @ query
+            dense = dense_items @ query
             if bias is not None:
                 dense = dense + bias
             # However the two ways round, they differ by less than this.

@@ -9,6 +9,7 @@ and bound how far off it can be.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from recprune.types import InputError
@@ -87,8 +88,19 @@ METHODS: dict[str, Method] = {
 }
 
 # The numbers by which the native core knows them.
-NATIVE_NUMBERS = {PQTopK: 0, RecJPQPrune: 1, Scan: 2, Cells: 3, Auto: 4}
+NATIVE_NUMBERS: dict[type[Method], int] = {PQTopK: 0, RecJPQPrune: 1, Scan: 2, Cells: 3, Auto: 4}
 NATIVE_NAMES = {0: "pqtopk", 1: "recjpqprune", 2: "scan", 3: "cells", 5: "default"}
+
+
+@lru_cache(maxsize=256)
+def native_settings(method: Method) -> tuple[int, int, int, float, int]:
+    """Return what the native core is told: its number, sub-items per step, and when to stop."""
+    number = NATIVE_NUMBERS[type(method)]
+    step = method.sub_items_per_step if isinstance(method, RecJPQPrune) else 1
+    if not isinstance(method, _Stoppable):
+        return number, step, _NO_LIMIT, 0.0, 0
+    deadline_ns = max(1, int(1000 * method.deadline_us)) if method.deadline_us else 0
+    return number, step, method.max_steps, method.over_inflation, deadline_ns
 
 
 def find_method(method: str | Method) -> Method:
