@@ -193,6 +193,7 @@ class SearchIndex {
     }
     void set_lists(Vector<std::int64_t> offsets, Cube<std::uint8_t> blocks,
                    Matrix<recprune::Item> items) {
+        if (view_.num_sub_items > 256) throw std::invalid_argument("lists need bytes as codes");
         list_offsets_ = std::move(offsets);
         list_blocks_ = std::move(blocks);
         list_items_ = std::move(items);
@@ -202,6 +203,8 @@ class SearchIndex {
     }
     void set_cells(Matrix<std::uint32_t> offsets, Matrix<std::uint32_t> keys,
                    Matrix<recprune::Item> items) {
+        if (view_.num_sub_items > 256 || view_.num_splits != 8)
+            throw std::invalid_argument("cells need eight bytes as codes");
         cell_offsets_ = std::move(offsets);
         cell_keys_ = std::move(keys);
         cell_items_ = std::move(items);
@@ -214,10 +217,11 @@ class SearchIndex {
         view_.inverted = recprune::InvertedIndex<std::int32_t>{as_span(posting_offsets_),
                                                                as_span(posting_items_)};
     }
-    void set_item_bias(Vector<float> bias, float highest) {
+    void set_item_bias(Vector<float> bias, float highest, float largest) {
         item_bias_ = std::move(bias);
         view_.item_bias = as_span(item_bias_);
         view_.highest_bias = highest;
+        view_.largest_bias = largest;
     }
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
@@ -333,7 +337,8 @@ NB_MODULE(_native, module) {
              "items"_a.noconvert())
         .def("set_posting_lists", &SearchIndex::set_posting_lists, "offsets"_a.noconvert(),
              "items"_a.noconvert())
-        .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a)
+        .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,
+             "largest"_a)
         .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert(),
              "isa"_a)
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,

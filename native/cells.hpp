@@ -144,6 +144,7 @@ class CellSearch {
         std::size_t parts = 0;
         std::size_t items = 0;
         std::size_t num_waiting = 0;
+        bool stopped = false;
         std::array<std::uint8_t, 256 + 64> firsts;
         std::array<std::uint8_t, 256 + 64> seconds;
         const std::size_t rows = kernels_.select(first_deficits, depth, firsts.data());
@@ -153,8 +154,11 @@ class CellSearch {
                 const std::uint32_t* coming = offsets + (std::size_t{firsts[row + 1]} << 8);
                 for (std::size_t at = 0; at < 256; at += 16) __builtin_prefetch(coming + at);
             }
-            const std::size_t columns =
+            std::size_t columns =
                 kernels_.select(second_deficits, depth - first_deficits[a], seconds.data());
+            const std::int64_t steps_left = request_.max_steps - stats_.steps;
+            const bool last_row = static_cast<std::int64_t>(columns) > steps_left;
+            if (last_row) columns = static_cast<std::size_t>(std::max<std::int64_t>(steps_left, 0));
             for (std::size_t column = 0; column < columns; ++column) {
                 const std::size_t b = seconds[column];
                 const std::size_t cell = a << 8 | b;
@@ -178,18 +182,20 @@ class CellSearch {
                         num_waiting = parts;
                         parts = 0;
                         items = 0;
-                        if (request_.expired()) return false;
                     }
                     start += piece;
                     length -= piece;
                 }
             }
             stats_.steps += static_cast<std::int64_t>(columns);
-            if (stats_.steps > request_.max_steps) break;
+            if (last_row || request_.expired()) {
+                stopped = true;
+                break;
+            }
         }
         filter(pair, *waiting, num_waiting);
         filter(pair, *filling, parts);
-        return stats_.steps <= request_.max_steps;
+        return !stopped;
     }
 
     void fill_pair_tables(std::size_t pair) {
@@ -297,9 +303,8 @@ inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
         // Under an inflated threshold, items were rejected down to the slack that it has now.
         if (request.over_inflation > 0.0 && top.full())
             proven = std::min(proven, deficits.slack(top.threshold(), request.over_inflation));
-        stats.upper_bound = deficits.best_possible() - proven;
-        stats.exact = top.full() && proven > deficits.slack(top.threshold());
-        if (stats.exact) stats.upper_bound = std::min<double>(stats.upper_bound, top.threshold());
+        stats.set_bound(deficits.best_possible() - proven, proven > deficits.slack(top.threshold()),
+                        top.full(), top.threshold());
         return true;
     };
 

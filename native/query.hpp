@@ -50,6 +50,13 @@ struct Stats {
     std::int64_t items_scored = 0;
     std::int64_t items_touched = 0;  // passed through a filter, scored or not
     double upper_bound = -std::numeric_limits<double>::infinity();
+
+    // An item that was not scored is either above no bound of those it was held against, or it was
+    // rejected for lying below the threshold. So the threshold itself is the least honest bound.
+    void set_bound(double bound, bool safe, bool full, double threshold) {
+        exact = safe && full;
+        upper_bound = exact ? threshold : full ? std::max(bound, threshold) : bound;
+    }
 };
 
 }  // namespace recprune

@@ -84,8 +84,7 @@ void recjpqprune(std::span<const Code> codes, const InvertedIndex<PostedItem>& i
         bound = upper_bound();
     }
     stats.items_touched = stats.items_scored;
-    stats.upper_bound = bound;
-    stats.exact = top.full() && bound < top.threshold();
+    stats.set_bound(bound, bound < top.threshold(), top.full(), top.threshold());
 }
 
 }  // namespace recprune

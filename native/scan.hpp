@@ -55,8 +55,13 @@ class ListScan {
             if (stats_.steps >= request_.max_steps || request_.expired()) {
                 const float* scores = query_.sub_item_scores;
                 const double lost = static_cast<double>(scores[order_[0]]) - scores[list];
-                stats_.upper_bound = deficits_.best_possible() - lost;
-                stats_.exact = top_.full() && stats_.upper_bound < top_.threshold();
+                double considered = lost;  // items with a smaller deficit have been looked at
+                if (top_.full() && request_.over_inflation > 0.0)
+                    considered = std::min(
+                        considered, deficits_.slack(top_.threshold(), request_.over_inflation));
+                stats_.set_bound(deficits_.best_possible() - considered,
+                                 considered > deficits_.slack(top_.threshold()), top_.full(),
+                                 top_.threshold());
                 return true;
             }
             ++stats_.steps;
@@ -65,10 +70,9 @@ class ListScan {
         if (rank_ < layout_.num_sub_items) return false;
         if (quantised_) {  // what was rejected is below the threshold, or below the inflated one
             const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
-            stats_.upper_bound = deficits_.best_possible() - slack;
-            stats_.exact = slack >= deficits_.slack(top_.threshold());
-            if (stats_.exact)
-                stats_.upper_bound = std::min<double>(stats_.upper_bound, top_.threshold());
+            stats_.set_bound(deficits_.best_possible() - slack,
+                             slack >= deficits_.slack(top_.threshold()), top_.full(),
+                             top_.threshold());
         }
         return true;
     }
@@ -95,7 +99,7 @@ class ListScan {
         stats_.items_touched += static_cast<std::int64_t>((end - block) * kBlockItems);
         while (block < end) {
             std::uint64_t mask = ~0ull;  // without a threshold everything is scored
-            if (top_.full()) {
+            if (quantised_) {
                 const int left = limit_ - deficits_.of_split(0)[list];
                 if (left < 0) return;
                 block = kernels_.filter_blocks(layout_.blocks.data(), layout_.rows(), block, end,

@@ -49,6 +49,7 @@ struct IndexView {
     std::optional<InvertedIndex<std::int32_t>> inverted;
     std::span<const float> item_bias;  // empty: none
     float highest_bias = 0.0f;
+    float largest_bias = 0.0f;  // in magnitude
 };
 
 struct Request {
@@ -172,7 +173,7 @@ struct Batch {
 
 // Says whether no sum of sub-item scores can overflow, and none is NaN.
 inline bool scores_are_safe(const IndexView& index, const float* scores) {
-    double sum = std::abs(static_cast<double>(index.highest_bias));
+    double sum = static_cast<double>(index.largest_bias);
     for (std::size_t split = 0; split < index.num_splits; ++split) {
         // As integers, magnitudes of floats compare like floats, and NaN is the largest.
         std::uint32_t largest = 0;

@@ -316,6 +316,7 @@ def test_stopping_at_once_is_told(trained: tuple[Index, Float32Array, Case]) -> 
     ("make", "message"),
     [
         (lambda: Scan(max_steps=0), "max_steps is 0"),
+        (lambda: Scan(max_steps=1.5), "max_steps is 1.5"),  # type: ignore[arg-type]
         (lambda: Cells(over_inflation=1.0), "over_inflation is 1.0"),
         (lambda: Auto(deadline_us=-1), "deadline_us is -1"),
         (lambda: RecJPQPrune(sub_items_per_step=0), "sub_items_per_step is 0"),
@@ -356,7 +357,11 @@ def tiny() -> Index:
         ),
         ({"k": -1}, "k is -1"),
         ({"k": 2.5}, "k is 2.5"),
+        ({"k": 2**70}, "k is 1180591620717411303424"),
         ({"threads": 0}, "threads is 0"),
+        ({"threads": 1.5}, "threads is 1.5"),
+        ({"exclude": 5}, "exclude is a int"),
+        ({"exclude": [[1], [2, 3]]}, r"exclude\[0\] is not a flat sequence"),
         ({"method": "cels"}, "method is 'cels', expected one of auto, cells"),
         ({"method": 7}, "method is 7"),
         ({"exclude": [5]}, r"exclude\[0\] holds 5, expected 0 to 4"),
@@ -399,6 +404,74 @@ def test_an_unknown_instruction_set_is_refused(
         tiny.search(PHI)
     monkeypatch.delenv("RECPRUNE_ISA")
     assert instruction_set() == ISAS[0]
+
+
+def test_narrow_codes_for_many_sub_items_are_widened() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (500, 8)).astype(np.uint8)
+    scores = rng.standard_normal((8, 300)).astype(np.float32)
+    index = Index.build(codes, np.ones((8, 300, 1), np.float32))
+    assert_same(index.search_scores(scores, 5), reference.exhaustive(scores, codes, 5), "auto")
+
+
+def test_scores_that_a_bias_would_overflow_are_refused() -> None:
+    codes = np.zeros((20, 1), np.uint8)
+    bias = np.where(np.arange(20) < 15, np.float32(-3e38), np.float32(0))
+    index = Index.build(codes, np.ones((1, 2, 1), np.float32), item_bias=bias)
+    for method in ("auto", "pqtopk", "scan", "default"):
+        with pytest.raises(InputError, match="scores would overflow float32"):
+            index.search(np.array([-1e38], np.float32), 3, method=method)
+
+
+def test_an_inflated_and_stopped_scan_does_not_claim_to_be_exact() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        codes = rng.integers(0, 4, (400, 3)).astype(np.uint8)
+        scores = rng.random((3, 4)).astype(np.float32)
+        ids, best = reference.exhaustive(scores, codes, 3)
+        index = Index.build(codes, np.ones((3, 4, 1), np.float32))
+        for method in (
+            Scan(max_steps=1, over_inflation=0.01),
+            Scan(max_steps=2, over_inflation=0.3),
+        ):
+            top = index.search_scores(scores, 3, method=method)
+            if top.stats.exact[0]:
+                assert np.array_equal(top.ids, ids)
+            missing = ~np.isin(ids, top.ids)
+            assert (best[missing] <= top.stats.upper_bound[0]).all()
+
+
+def test_the_bound_of_an_exact_answer_is_its_threshold(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, _ = trained
+    for method in ("auto", "cells", "scan", "recjpqprune"):
+        top = index.search(phi, 10, method=method)
+        assert (top.stats.upper_bound <= top.stats.threshold).all(), method
+
+
+def test_cells_keep_to_their_steps(trained: tuple[Index, Float32Array, Case]) -> None:
+    index, phi, _ = trained
+    for most in (1, 10, 40, 500):
+        top = index.search(phi[0], 10, method=Cells(max_steps=most))
+        assert top.stats.steps[0] <= most
+
+
+def test_nothing_asked_is_nothing_answered(trained: tuple[Index, Float32Array, Case]) -> None:
+    index, phi, _ = trained
+    top = index.search(phi[:0], 10)
+    assert top.ids.shape == (0, 10)
+
+
+def test_the_paper_s_algorithm_may_be_asked_first_by_many_threads(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    _, phi, case = trained
+    embeddings = np.random.default_rng(5).standard_normal((8, 256, 16)).astype(np.float32)
+    fresh = Index.build(case.codes, embeddings)
+    with ThreadPoolExecutor(8) as pool:
+        asked = pool.map(lambda _: fresh.search(phi[0], 10, method="recjpqprune").ids, range(32))
+    assert len({tuple(ids.tolist()) for ids in asked}) == 1
 
 
 def test_methods_that_an_index_cannot_run_are_refused() -> None:
@@ -453,9 +526,11 @@ def test_a_saved_index_answers_the_same(
 
 def test_changing_the_arrays_given_changes_nothing() -> None:
     codes = np.zeros((100, 8), np.uint8)
-    index = Index.build(codes, np.eye(8, 4, dtype=np.float32)[:, :, None])
+    embeddings = np.eye(8, 4, dtype=np.float32)[:, :, None].copy()
+    index = Index.build(codes, embeddings)
     before = index.search(np.ones(8, np.float32), 3).scores
     codes[:] = 1
+    embeddings[:] = 7
     assert np.array_equal(index.search(np.ones(8, np.float32), 3).scores, before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -47,6 +48,7 @@ KIND = "index"
 _VERSION = 1
 _MAX_SPLITS = 64
 _MAX_ITEMS = 2**32 - 64
+_MAX_THREADS = 1024
 
 _INSTRUCTION_SETS: list[str] = _native.instruction_sets()
 
@@ -107,7 +109,7 @@ class SearchStats:
 
     @property
     def upper_bound(self) -> NDArray[np.float64]:
-        """No item that was not considered scores higher (σ); −∞ where all were."""
+        """No item that is missing from the answer scores higher (σ); θ where that is exact."""
         return np.asarray(self.records["upper_bound"])
 
     @property
@@ -163,7 +165,7 @@ class Index:
             )
         bias = arrays.get("item_bias")
         if bias is not None and num_items:
-            self._native.set_item_bias(bias, float(bias.max()))
+            self._native.set_item_bias(bias, float(bias.max()), float(np.abs(bias).max()))
 
     # Making one ----------------------------------------------------------------------------------
 
@@ -192,7 +194,8 @@ class Index:
         if layout == "compact" and not narrow:
             raise InputError("the compact layout needs codes of type uint8")
         arrays: dict[str, NDArray[Any]] = {
-            "transposed_embeddings": np.ascontiguousarray(embeddings.transpose(0, 2, 1))
+            # Always a copy: nobody may change an index from outside.
+            "transposed_embeddings": np.array(embeddings.transpose(0, 2, 1), order="C")
         }
         if item_bias is not None:
             arrays["item_bias"] = _checked_bias(item_bias, num_items)
@@ -362,10 +365,12 @@ class Index:
         threads: int,
     ) -> TopK:
         chosen = find_method(method)
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
-            raise InputError(f"k is {k!r}, expected 0 or a positive integer")
-        if threads < 1:
-            raise InputError(f"threads is {threads}, expected at least 1")
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < _MAX_ITEMS:
+            raise InputError(f"k is {k!r}, expected an integer from 0 to below {_MAX_ITEMS}")
+        if not isinstance(threads, int) or not 1 <= threads <= _MAX_THREADS:
+            raise InputError(
+                f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}"
+            )
         batch, single = _checked_queries(queries, name, shape)
         offsets, excluded = _checked_exclude(exclude, len(batch), single, self.num_items)
         allowed = _checked_allow(allow, len(batch), self.num_items)
@@ -460,7 +465,11 @@ class Index:
         scores = np.full((len(batch), k), -np.inf, np.float32)
         records = np.zeros(len(batch), _RECORD)
         tables = self._native.sub_item_scores(batch, instruction_set())
+        largest_sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64)
+        largest_bias = float(np.abs(bias).max(initial=0)) if bias is not None else 0.0
         for number, query in enumerate(batch):
+            if not largest_sums[number] + largest_bias < np.finfo(np.float32).max:
+                raise InputError(f"query {number}: scores would overflow float32")
             begun = time.perf_counter_ns()
             eligible = _eligible(number, self.num_items, offsets, excluded, allowed)
             dense = dense_items @ query
@@ -470,9 +479,7 @@ class Index:
             sizes = (
                 np.abs(embeddings * query.reshape(self.num_splits, 1, -1)).sum(axis=2).max(axis=1)
             )
-            largest = float(sizes.sum()) + (
-                float(np.abs(bias).max(initial=0)) if bias is not None else 0
-            )
+            largest = float(sizes.sum()) + largest_bias
             margin = 2 * (self.width + self.num_splits + 2) * 2.0**-23 * largest + 1e-40
             candidates = np.flatnonzero(eligible)
             found = min(k, len(candidates))
@@ -539,8 +546,7 @@ def _checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Ar
             f"codes[{item}, {split}] is {codes[item, split]}, expected less than {num_sub_items}"
         )
     _refuse_infinite(embeddings, "sub_item_embeddings")
-    if num_sub_items <= 256:
-        codes = codes.astype(np.uint8, copy=False)
+    codes = codes.astype(np.uint8 if num_sub_items <= 256 else np.uint16, copy=False)
     return np.ascontiguousarray(codes), embeddings
 
 
@@ -576,7 +582,7 @@ def _checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[F
             f"expected [{expected}] or [queries, {expected}]"
         )
     rows = 1 if single else queries.shape[0]
-    return np.ascontiguousarray(queries).reshape(rows, -1), single
+    return np.ascontiguousarray(queries).reshape(rows, math.prod(shape)), single
 
 
 def _checked_exclude(
@@ -585,12 +591,17 @@ def _checked_exclude(
     """Return excluded ids as offsets and, ascending for every query, items."""
     if exclude is None:
         return None, None
-    rows: Sequence[Any] = [exclude] if single else exclude
+    if not isinstance(exclude, Sequence | np.ndarray):
+        raise InputError(f"exclude is a {type(exclude).__name__}, expected item ids")
+    rows: Sequence[Any] | NDArray[Any] = [exclude] if single else exclude
     if len(rows) != num_queries:
         raise InputError(f"exclude has {len(rows)} rows for {num_queries} queries")
     kept = []
     for number, row in enumerate(rows):
-        ids = np.asarray(row)
+        try:
+            ids = np.asarray(row)
+        except ValueError:
+            raise InputError(f"exclude[{number}] is not a flat sequence of item ids") from None
         if ids.size == 0:
             ids = np.empty(0, np.int64)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":

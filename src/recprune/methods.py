@@ -39,8 +39,8 @@ class _Stoppable:
     deadline_us: float = 0.0  # 0: none
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise InputError(f"max_steps is {self.max_steps}, expected at least 1")
+        if not isinstance(self.max_steps, int) or not 1 <= self.max_steps <= _NO_LIMIT:
+            raise InputError(f"max_steps is {self.max_steps!r}, expected an integer of at least 1")
         if not 0.0 <= self.over_inflation < 1.0:
             raise InputError(f"over_inflation is {self.over_inflation}, expected 0 to below 1")
         if not 0.0 <= self.deadline_us < 1e12:
@@ -55,10 +55,9 @@ class RecJPQPrune(_Stoppable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sub_items_per_step < 1:
-            raise InputError(
-                f"sub_items_per_step is {self.sub_items_per_step}, expected at least 1"
-            )
+        step = self.sub_items_per_step
+        if not isinstance(step, int) or not 1 <= step <= _NO_LIMIT:
+            raise InputError(f"sub_items_per_step is {step!r}, expected an integer of at least 1")
 
 
 @dataclass(frozen=True)
