@@ -32,6 +32,7 @@ ROOMS = [
     "posting_lists",
     "methods",
     "reference",
+    "arguments",
     "index",
     "console",
     "cli",

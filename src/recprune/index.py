@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,6 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune import _native
+from recprune.arguments import (
+    MAX_ITEMS,
+    checked_allow,
+    checked_bias,
+    checked_codes,
+    checked_exclude,
+    checked_queries,
+    eligible,
+    refuse_infinite,
+)
 from recprune.methods import (
     NATIVE_NAMES,
     Auto,
@@ -31,7 +39,6 @@ from recprune.posting_lists import build_posting_lists
 from recprune.reference import best, score_items
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
-    MAX_SUB_ITEMS,
     CodeArray,
     Float32Array,
     InputError,
@@ -46,8 +53,6 @@ Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
 _VERSION = 1
-_MAX_SPLITS = 64
-_MAX_ITEMS = 2**32 - 64
 _MAX_THREADS = 1024
 
 _INSTRUCTION_SETS: list[str] = _native.instruction_sets()
@@ -187,7 +192,7 @@ class Index:
         if layout not in get_args(Layout):
             raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
         checked: NDArray[Any]
-        checked, embeddings = _checked_codes(codes, sub_item_embeddings)
+        checked, embeddings = checked_codes(codes, sub_item_embeddings)
         num_items, num_splits = checked.shape
         num_sub_items = embeddings.shape[1]
         narrow = checked.dtype == np.uint8
@@ -198,7 +203,7 @@ class Index:
             "transposed_embeddings": np.array(embeddings.transpose(0, 2, 1), order="C")
         }
         if item_bias is not None:
-            arrays["item_bias"] = _checked_bias(item_bias, num_items)
+            arrays["item_bias"] = checked_bias(item_bias, num_items)
         if layout != "compact":
             arrays["codes"] = np.array(checked)  # our own: nobody may change it under us
         if narrow:
@@ -309,9 +314,7 @@ class Index:
 
     def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
         """Return the scores of given items, [queries, items] or [items]: PQTopK on a subset."""
-        queries, single = _checked_queries(
-            sequence_embeddings, "sequence_embeddings", (self.width,)
-        )
+        queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
         wanted = np.asarray(items)
         if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
             raise InputError(
@@ -323,7 +326,7 @@ class Index:
             raise InputError(
                 f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
             )
-        _refuse_infinite(queries, "sequence_embeddings")
+        refuse_infinite(queries, "sequence_embeddings")
         tables = self._native.sub_item_scores(queries, instruction_set())
         codes = self._codes()[wanted]
         scores: Float32Array = tables[:, 0, codes[:, 0]]
@@ -365,17 +368,17 @@ class Index:
         threads: int,
     ) -> TopK:
         chosen = find_method(method)
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < _MAX_ITEMS:
-            raise InputError(f"k is {k!r}, expected an integer from 0 to below {_MAX_ITEMS}")
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < MAX_ITEMS:
+            raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
         if not isinstance(threads, int) or not 1 <= threads <= _MAX_THREADS:
             raise InputError(
                 f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}"
             )
-        batch, single = _checked_queries(queries, name, shape)
-        offsets, excluded = _checked_exclude(exclude, len(batch), single, self.num_items)
-        allowed = _checked_allow(allow, len(batch), self.num_items)
+        batch, single = checked_queries(queries, name, shape)
+        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
+        allowed = checked_allow(allow, len(batch), self.num_items)
         if isinstance(chosen, Default):
-            _refuse_infinite(batch, name)
+            refuse_infinite(batch, name)
             ids, scores, records = self._search_dense(
                 batch, name, int(k), chosen, offsets, excluded, allowed
             )
@@ -392,7 +395,7 @@ class Index:
                     ids, scores, records,
                 )  # fmt: skip
             except ValueError as error:
-                _refuse_infinite(queries, name)
+                refuse_infinite(queries, name)
                 raise InputError(str(error)) from None
         stats = SearchStats(records)
         return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
@@ -471,7 +474,7 @@ class Index:
             if not largest_sums[number] + largest_bias < np.finfo(np.float32).max:
                 raise InputError(f"query {number}: scores would overflow float32")
             begun = time.perf_counter_ns()
-            eligible = _eligible(number, self.num_items, offsets, excluded, allowed)
+            allowed_mask = eligible(number, self.num_items, offsets, excluded, allowed)
             dense = dense_items @ query
             if bias is not None:
                 dense = dense + bias
@@ -481,7 +484,7 @@ class Index:
             )
             largest = float(sizes.sum()) + largest_bias
             margin = 2 * (self.width + self.num_splits + 2) * 2.0**-23 * largest + 1e-40
-            candidates = np.flatnonzero(eligible)
+            candidates = np.flatnonzero(allowed_mask)
             found = min(k, len(candidates))
             if 0 < found < len(candidates):
                 kth = np.partition(dense[candidates], -found)[-found]
@@ -508,152 +511,3 @@ def instruction_set() -> str:
             f"RECPRUNE_ISA is {forced!r}, this machine has {', '.join(_INSTRUCTION_SETS)}"
         )
     return forced
-
-
-# Checks ------------------------------------------------------------------------------------------
-
-
-def _checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Array]:
-    for name, array in (("codes", codes), ("sub_item_embeddings", embeddings)):
-        if not isinstance(array, np.ndarray):
-            raise InputError(f"{name} is a {type(array).__name__}, expected a NumPy array")
-    if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16):
-        raise InputError(
-            f"codes is {codes.dtype}{list(codes.shape)}, expected uint8 or uint16 [n, M]"
-        )
-    if embeddings.ndim != 3 or embeddings.dtype != np.float32:
-        raise InputError(
-            f"sub_item_embeddings is {embeddings.dtype}{list(embeddings.shape)}, "
-            "expected float32 [M, B, d/M]"
-        )
-    num_items, num_splits = codes.shape
-    if not 1 <= num_splits <= _MAX_SPLITS:
-        raise InputError(f"codes has {num_splits} splits, expected 1 to {_MAX_SPLITS}")
-    if embeddings.shape[0] != num_splits:
-        raise InputError(
-            f"sub_item_embeddings has {embeddings.shape[0]} splits, codes has {num_splits}"
-        )
-    num_sub_items = embeddings.shape[1]
-    if not 2 <= num_sub_items <= MAX_SUB_ITEMS:
-        raise InputError(f"sub_item_embeddings has {num_sub_items} sub-items, expected 2 to 65536")
-    if embeddings.shape[2] < 1:
-        raise InputError("sub_item_embeddings has no dimensions")
-    if num_items >= _MAX_ITEMS:
-        raise InputError(f"{num_items} items; an index holds fewer than {_MAX_ITEMS}: use shards")
-    if codes.size and int(codes.max()) >= num_sub_items:
-        item, split = np.unravel_index(int(codes.argmax()), codes.shape)
-        raise InputError(
-            f"codes[{item}, {split}] is {codes[item, split]}, expected less than {num_sub_items}"
-        )
-    _refuse_infinite(embeddings, "sub_item_embeddings")
-    codes = codes.astype(np.uint8 if num_sub_items <= 256 else np.uint16, copy=False)
-    return np.ascontiguousarray(codes), embeddings
-
-
-def _checked_bias(bias: Any, num_items: int) -> Float32Array:
-    if not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (num_items,):
-        given = (
-            f"{bias.dtype}{list(bias.shape)}"
-            if isinstance(bias, np.ndarray)
-            else type(bias).__name__
-        )
-        raise InputError(f"item_bias is {given}, expected float32 [{num_items}]")
-    _refuse_infinite(bias, "item_bias")
-    return np.array(bias)
-
-
-def _refuse_infinite(array: Float32Array, name: str) -> None:
-    if not np.isfinite(array).all():
-        place = np.unravel_index(int((~np.isfinite(array)).argmax()), array.shape)
-        where = ", ".join(str(int(axis)) for axis in place)
-        raise InputError(f"{name}[{where}] is {array[place]}, expected a finite number")
-
-
-def _checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Float32Array, bool]:
-    """Return the queries as [queries, values], and whether there was just one without a batch."""
-    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32:
-        given = queries.dtype if isinstance(queries, np.ndarray) else type(queries).__name__
-        raise InputError(f"{name} is {given}, expected a NumPy array of float32")
-    single = queries.shape == shape
-    if not single and queries.shape[1:] != shape:
-        expected = ", ".join(map(str, shape))
-        raise InputError(
-            f"{name} has shape {list(queries.shape)}, "
-            f"expected [{expected}] or [queries, {expected}]"
-        )
-    rows = 1 if single else queries.shape[0]
-    return np.ascontiguousarray(queries).reshape(rows, math.prod(shape)), single
-
-
-def _checked_exclude(
-    exclude: Any, num_queries: int, single: bool, num_items: int
-) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
-    """Return excluded ids as offsets and, ascending for every query, items."""
-    if exclude is None:
-        return None, None
-    if not isinstance(exclude, Sequence | np.ndarray):
-        raise InputError(f"exclude is a {type(exclude).__name__}, expected item ids")
-    rows: Sequence[Any] | NDArray[Any] = [exclude] if single else exclude
-    if len(rows) != num_queries:
-        raise InputError(f"exclude has {len(rows)} rows for {num_queries} queries")
-    kept = []
-    for number, row in enumerate(rows):
-        try:
-            ids = np.asarray(row)
-        except ValueError:
-            raise InputError(f"exclude[{number}] is not a flat sequence of item ids") from None
-        if ids.size == 0:
-            ids = np.empty(0, np.int64)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise InputError(
-                f"exclude[{number}] is {ids.dtype}{list(ids.shape)}, expected item ids"
-            )
-        if len(ids) and (ids.min() < -1 or ids.max() >= num_items):
-            wrong = ids[(ids < -1) | (ids >= num_items)][0]
-            raise InputError(
-                f"exclude[{number}] holds {wrong}, expected 0 to {num_items - 1}, or -1"
-            )
-        kept.append(np.unique(ids[ids >= 0]).astype(np.uint32))
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
-    return offsets, np.concatenate([*kept, np.empty(0, np.uint32)])
-
-
-def _checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:
-    """Return allowed items as bits, [1 or queries, words]."""
-    if allow is None:
-        return None
-    words = -(-num_items // 64)
-    if not isinstance(allow, np.ndarray) or allow.dtype not in (np.bool_, np.uint64):
-        given = allow.dtype if isinstance(allow, np.ndarray) else type(allow).__name__
-        raise InputError(f"allow is {given}, expected a NumPy array of bool, or of uint64 words")
-    length = num_items if allow.dtype == np.bool_ else words
-    if allow.shape not in ((length,), (num_queries, length)):
-        raise InputError(
-            f"allow has shape {list(allow.shape)}, expected [{length}] or [queries, {length}]"
-        )
-    rows = np.atleast_2d(allow)
-    if rows.dtype == np.uint64:
-        rows = rows.copy()
-        if num_items % 64 and words:
-            rows[:, -1] &= np.uint64((1 << num_items % 64) - 1)
-        return rows
-    packed = np.zeros((len(rows), words * 8), np.uint8)
-    bits = np.packbits(rows, axis=1, bitorder="little")
-    packed[:, : bits.shape[1]] = bits
-    return packed.view(np.uint64)
-
-
-def _eligible(
-    number: int,
-    num_items: int,
-    offsets: Int64Array | None,
-    excluded: NDArray[np.uint32] | None,
-    allowed: NDArray[np.uint64] | None,
-) -> NDArray[np.bool_]:
-    mask = np.ones(num_items, np.bool_)
-    if allowed is not None:
-        row = allowed[number if len(allowed) > 1 else 0]
-        mask &= np.unpackbits(row.view(np.uint8), bitorder="little")[:num_items].astype(np.bool_)
-    if offsets is not None and excluded is not None:
-        mask[excluded[offsets[number] : offsets[number + 1]]] = False
-    return mask

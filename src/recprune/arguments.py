@@ -1,0 +1,165 @@
+"""What may be asked of an index: every argument checked, with a message that says what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
+
+_MAX_SPLITS = 64
+MAX_ITEMS = 2**32 - 64
+
+
+def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Array]:
+    """Return codes as uint8 or uint16 by the number of sub-items, and the embeddings."""
+    for name, array in (("codes", codes), ("sub_item_embeddings", embeddings)):
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"{name} is a {type(array).__name__}, expected a NumPy array")
+    if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16):
+        raise InputError(
+            f"codes is {codes.dtype}{list(codes.shape)}, expected uint8 or uint16 [n, M]"
+        )
+    if embeddings.ndim != 3 or embeddings.dtype != np.float32:
+        raise InputError(
+            f"sub_item_embeddings is {embeddings.dtype}{list(embeddings.shape)}, "
+            "expected float32 [M, B, d/M]"
+        )
+    num_items, num_splits = codes.shape
+    if not 1 <= num_splits <= _MAX_SPLITS:
+        raise InputError(f"codes has {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if embeddings.shape[0] != num_splits:
+        raise InputError(
+            f"sub_item_embeddings has {embeddings.shape[0]} splits, codes has {num_splits}"
+        )
+    num_sub_items = embeddings.shape[1]
+    if not 2 <= num_sub_items <= MAX_SUB_ITEMS:
+        raise InputError(f"sub_item_embeddings has {num_sub_items} sub-items, expected 2 to 65536")
+    if embeddings.shape[2] < 1:
+        raise InputError("sub_item_embeddings has no dimensions")
+    if num_items >= MAX_ITEMS:
+        raise InputError(f"{num_items} items; an index holds fewer than {MAX_ITEMS}: use shards")
+    if codes.size and int(codes.max()) >= num_sub_items:
+        item, split = np.unravel_index(int(codes.argmax()), codes.shape)
+        raise InputError(
+            f"codes[{item}, {split}] is {codes[item, split]}, expected less than {num_sub_items}"
+        )
+    refuse_infinite(embeddings, "sub_item_embeddings")
+    codes = codes.astype(np.uint8 if num_sub_items <= 256 else np.uint16, copy=False)
+    return np.ascontiguousarray(codes), embeddings
+
+
+def checked_bias(bias: Any, num_items: int) -> Float32Array:
+    """Return a copy of the biases, float32 [num_items]."""
+    if not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (num_items,):
+        given = (
+            f"{bias.dtype}{list(bias.shape)}"
+            if isinstance(bias, np.ndarray)
+            else type(bias).__name__
+        )
+        raise InputError(f"item_bias is {given}, expected float32 [{num_items}]")
+    refuse_infinite(bias, "item_bias")
+    return np.array(bias)
+
+
+def refuse_infinite(array: Float32Array, name: str) -> None:
+    """Refuse NaN and infinity, naming the first one's position."""
+    if not np.isfinite(array).all():
+        place = np.unravel_index(int((~np.isfinite(array)).argmax()), array.shape)
+        where = ", ".join(str(int(axis)) for axis in place)
+        raise InputError(f"{name}[{where}] is {array[place]}, expected a finite number")
+
+
+def checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Float32Array, bool]:
+    """Return the queries as [queries, values], and whether there was just one without a batch."""
+    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32:
+        given = queries.dtype if isinstance(queries, np.ndarray) else type(queries).__name__
+        raise InputError(f"{name} is {given}, expected a NumPy array of float32")
+    single = queries.shape == shape
+    if not single and queries.shape[1:] != shape:
+        expected = ", ".join(map(str, shape))
+        raise InputError(
+            f"{name} has shape {list(queries.shape)}, "
+            f"expected [{expected}] or [queries, {expected}]"
+        )
+    rows = 1 if single else queries.shape[0]
+    return np.ascontiguousarray(queries).reshape(rows, math.prod(shape)), single
+
+
+def checked_exclude(
+    exclude: Any, num_queries: int, single: bool, num_items: int
+) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
+    """Return excluded ids as offsets and, ascending for every query, items."""
+    if exclude is None:
+        return None, None
+    if not isinstance(exclude, Sequence | np.ndarray):
+        raise InputError(f"exclude is a {type(exclude).__name__}, expected item ids")
+    rows: Sequence[Any] | NDArray[Any] = [exclude] if single else exclude
+    if len(rows) != num_queries:
+        raise InputError(f"exclude has {len(rows)} rows for {num_queries} queries")
+    kept = []
+    for number, row in enumerate(rows):
+        try:
+            ids = np.asarray(row)
+        except ValueError:
+            raise InputError(f"exclude[{number}] is not a flat sequence of item ids") from None
+        if ids.size == 0:
+            ids = np.empty(0, np.int64)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise InputError(
+                f"exclude[{number}] is {ids.dtype}{list(ids.shape)}, expected item ids"
+            )
+        if len(ids) and (ids.min() < -1 or ids.max() >= num_items):
+            wrong = ids[(ids < -1) | (ids >= num_items)][0]
+            raise InputError(
+                f"exclude[{number}] holds {wrong}, expected 0 to {num_items - 1}, or -1"
+            )
+        kept.append(np.unique(ids[ids >= 0]).astype(np.uint32))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
+    return offsets, np.concatenate([*kept, np.empty(0, np.uint32)])
+
+
+def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:
+    """Return allowed items as bits, [1 or queries, words]."""
+    if allow is None:
+        return None
+    words = -(-num_items // 64)
+    if not isinstance(allow, np.ndarray) or allow.dtype not in (np.bool_, np.uint64):
+        given = allow.dtype if isinstance(allow, np.ndarray) else type(allow).__name__
+        raise InputError(f"allow is {given}, expected a NumPy array of bool, or of uint64 words")
+    length = num_items if allow.dtype == np.bool_ else words
+    if allow.shape not in ((length,), (num_queries, length)):
+        raise InputError(
+            f"allow has shape {list(allow.shape)}, expected [{length}] or [queries, {length}]"
+        )
+    rows = np.atleast_2d(allow)
+    if rows.dtype == np.uint64:
+        rows = rows.copy()
+        if num_items % 64 and words:
+            rows[:, -1] &= np.uint64((1 << num_items % 64) - 1)
+        return rows
+    packed = np.zeros((len(rows), words * 8), np.uint8)
+    bits = np.packbits(rows, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    return packed.view(np.uint64)
+
+
+def eligible(
+    number: int,
+    num_items: int,
+    offsets: Int64Array | None,
+    excluded: NDArray[np.uint32] | None,
+    allowed: NDArray[np.uint64] | None,
+) -> NDArray[np.bool_]:
+    """Return which items one query may return, as a mask."""
+    mask = np.ones(num_items, np.bool_)
+    if allowed is not None:
+        row = allowed[number if len(allowed) > 1 else 0]
+        mask &= np.unpackbits(row.view(np.uint8), bitorder="little")[:num_items].astype(np.bool_)
+    if offsets is not None and excluded is not None:
+        mask[excluded[offsets[number] : offsets[number + 1]]] = False
+    return mask
