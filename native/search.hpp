@@ -175,13 +175,14 @@ struct Batch {
 inline bool scores_are_safe(const IndexView& index, const float* scores) {
     double sum = static_cast<double>(index.largest_bias);
     for (std::size_t split = 0; split < index.num_splits; ++split) {
-        // As integers, magnitudes of floats compare like floats, and NaN is the largest.
-        std::uint32_t largest = 0;
-        for (std::size_t b = 0; b < index.num_sub_items; ++b)
-            largest = std::max(
-                largest, std::bit_cast<std::uint32_t>(scores[split * index.num_sub_items + b]) &
-                             0x7FFFFFFFu);
-        if (largest >= 0x7F800000u) return false;
+        // As integers, magnitudes of floats compare like floats, and infinity and NaN are the
+        // largest.
+        std::int32_t largest = 0;
+        for (std::size_t b = 0; b < index.num_sub_items; ++b) {
+            const float score = scores[split * index.num_sub_items + b];
+            largest = std::max(largest, std::bit_cast<std::int32_t>(score) & 0x7FFFFFFF);
+        }
+        if (largest >= 0x7F800000) return false;
         sum += std::bit_cast<float>(largest);
     }
     return sum < static_cast<double>(std::numeric_limits<float>::max());
