@@ -62,7 +62,7 @@ struct Request {
     const Kernels* kernels = nullptr;
 };
 
-// What one query returns beside its items; the layout is known to index.py.
+// What one query returns beside its items; the layout is known to results.py.
 struct Record {
     std::int32_t method;
     std::int32_t exact;
@@ -75,7 +75,8 @@ struct Record {
 };
 static_assert(sizeof(Record) == 7 * sizeof(std::int64_t));
 
-// When which engine pays: constants measured by benchmarks/search.py, with no influence on results.
+// When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
+// result hangs on them.
 struct CostModel {
     // Nanoseconds. A scan streams seven bytes an item; a cell is two or three cache misses.
     static double scan(double num_items) { return 0.28 * num_items; }

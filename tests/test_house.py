@@ -32,6 +32,8 @@ ROOMS = [
     "posting_lists",
     "methods",
     "reference",
+    "dense",
+    "results",
     "arguments",
     "index",
     "console",

@@ -5,7 +5,7 @@ from importlib.metadata import version as _version
 from recprune.codebook import Codebook, QuantisedItems, assign_pq, assign_random, assign_svd
 from recprune.holdout import Holdout, Targets, leave_one_out, temporal_holdout
 from recprune.identifiers import ExternalIds, IntegerIds, StringIds
-from recprune.index import Index, SearchStats, TopK, instruction_set
+from recprune.index import Index, instruction_set
 from recprune.interactions import (
     Interactions,
     LeftOut,
@@ -14,6 +14,7 @@ from recprune.interactions import (
 )
 from recprune.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
 from recprune.posting_lists import PostingLists, build_posting_lists, items_sharing_most
+from recprune.results import SearchStats, TopK
 from recprune.statistics import Statistics, log_statistics
 from recprune.synthetic import (
     PRESETS,

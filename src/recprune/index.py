@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,8 +22,8 @@ from recprune.arguments import (
     eligible,
     refuse_infinite,
 )
+from recprune.dense import dense_top_k
 from recprune.methods import (
-    NATIVE_NAMES,
     Auto,
     Cells,
     Default,
@@ -36,7 +35,8 @@ from recprune.methods import (
     native_settings,
 )
 from recprune.posting_lists import build_posting_lists
-from recprune.reference import best, score_items
+from recprune.reference import score_items
+from recprune.results import RECORD, SearchStats, TopK
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
     CodeArray,
@@ -56,80 +56,6 @@ _VERSION = 1
 _MAX_THREADS = 1024
 
 _INSTRUCTION_SETS: list[str] = _native.instruction_sets()
-
-_RECORD = np.dtype(
-    [
-        ("method", "i4"),
-        ("exact", "i4"),
-        ("steps", "i8"),
-        ("items_scored", "i8"),
-        ("items_touched", "i8"),
-        ("threshold", "f8"),
-        ("upper_bound", "f8"),
-        ("nanoseconds", "i8"),
-    ]
-)
-
-
-@dataclass(frozen=True, eq=False)
-class SearchStats:
-    """What each query cost, and whether its answer is exact. One entry per query."""
-
-    raw: Int64Array  # [queries, 7]: the native records, looked into only when somebody asks
-
-    @property
-    def records(self) -> NDArray[Any]:
-        """All figures as one structured array."""
-        return self.raw.view(_RECORD)[:, 0]
-
-    @property
-    def method(self) -> list[str]:
-        """The method that answered."""
-        return [NATIVE_NAMES[int(number)] for number in self.records["method"]]
-
-    @property
-    def exact(self) -> NDArray[np.bool_]:
-        """Whether the answer is the exhaustive one."""
-        return self.records["exact"].astype(np.bool_)
-
-    @property
-    def steps(self) -> Int64Array:
-        """Lists, cells or batches of sub-item ids that were visited."""
-        return np.asarray(self.records["steps"])
-
-    @property
-    def items_scored(self) -> Int64Array:
-        """Items whose score was computed, repeats counted."""
-        return np.asarray(self.records["items_scored"])
-
-    @property
-    def items_touched(self) -> Int64Array:
-        """Items that passed through a filter, scored or not."""
-        return np.asarray(self.records["items_touched"])
-
-    @property
-    def threshold(self) -> NDArray[np.float64]:
-        """The K-th best score (θ); −∞ where fewer were found."""
-        return np.asarray(self.records["threshold"])
-
-    @property
-    def upper_bound(self) -> NDArray[np.float64]:
-        """No item that is missing from the answer scores higher (σ); θ where that is exact."""
-        return np.asarray(self.records["upper_bound"])
-
-    @property
-    def nanoseconds(self) -> Int64Array:
-        """Time in the native core, sub-item scores included."""
-        return np.asarray(self.records["nanoseconds"])
-
-
-@dataclass(frozen=True, eq=False)
-class TopK:
-    """The best items: [queries, k], or [k] for a single query. −1 and −∞ where there are fewer."""
-
-    ids: Int64Array
-    scores: Float32Array
-    stats: SearchStats
 
 
 class Index:
@@ -328,12 +254,10 @@ class Index:
             )
         refuse_infinite(queries, "sequence_embeddings")
         tables = self._native.sub_item_scores(queries, instruction_set())
-        codes = self._codes()[wanted]
-        scores: Float32Array = tables[:, 0, codes[:, 0]]
-        for split in range(1, self.num_splits):
-            scores = scores + tables[:, split, codes[:, split]]
-        if "item_bias" in self._arrays:
-            scores = scores + self._arrays["item_bias"][wanted]
+        codes, bias = self._codes()[wanted], self._arrays.get("item_bias")
+        chosen_bias = bias[wanted] if bias is not None else None
+        rows = [score_items(table, codes, chosen_bias) for table in tables]
+        scores = np.array(rows, np.float32).reshape(len(queries), len(wanted))
         return scores[0] if single else scores
 
     def describe(self) -> Json:
@@ -458,7 +382,7 @@ class Index:
         excluded: NDArray[np.uint32] | None,
         allowed: NDArray[np.uint64] | None,
     ) -> tuple[Int64Array, Float32Array, Int64Array]:
-        """Rank by the dense product, then score whoever rounding could have put into the top k."""
+        """Answer by method default, one query after the other."""
         if name == "sub_item_scores":
             raise InputError("method default needs sequence embeddings, not sub-item scores")
         codes, bias = self._codes(), self._arrays.get("item_bias")
@@ -466,7 +390,7 @@ class Index:
         dense_items = self._dense_items(codes, embeddings, method)
         ids = np.full((len(batch), k), -1, np.int64)
         scores = np.full((len(batch), k), -np.inf, np.float32)
-        records = np.zeros(len(batch), _RECORD)
+        records = np.zeros(len(batch), RECORD)
         tables = self._native.sub_item_scores(batch, instruction_set())
         largest_sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64)
         largest_bias = float(np.abs(bias).max(initial=0)) if bias is not None else 0.0
@@ -474,25 +398,11 @@ class Index:
             if not largest_sums[number] + largest_bias < np.finfo(np.float32).max:
                 raise InputError(f"query {number}: scores would overflow float32")
             begun = time.perf_counter_ns()
-            allowed_mask = eligible(number, self.num_items, offsets, excluded, allowed)
-            dense = dense_items @ query
-            if bias is not None:
-                dense = dense + bias
-            # However the two ways round, they differ by less than this.
-            sizes = (
-                np.abs(embeddings * query.reshape(self.num_splits, 1, -1)).sum(axis=2).max(axis=1)
+            mask = eligible(number, self.num_items, offsets, excluded, allowed)
+            candidates = np.flatnonzero(mask)
+            top_ids, top_scores = dense_top_k(
+                query, tables[number], dense_items, codes, embeddings, bias, candidates, k
             )
-            largest = float(sizes.sum()) + largest_bias
-            margin = 2 * (self.width + self.num_splits + 2) * 2.0**-23 * largest + 1e-40
-            candidates = np.flatnonzero(allowed_mask)
-            found = min(k, len(candidates))
-            if 0 < found < len(candidates):
-                kth = np.partition(dense[candidates], -found)[-found]
-                candidates = candidates[dense[candidates] >= kth - margin]
-            exact = score_items(
-                tables[number], codes[candidates], bias[candidates] if bias is not None else None
-            )
-            top_ids, top_scores = best(exact, candidates, k)
             ids[number, : len(top_ids)] = top_ids
             scores[number, : len(top_ids)] = top_scores
             elapsed = time.perf_counter_ns() - begun
