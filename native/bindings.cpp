@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -124,6 +123,20 @@ nb::tuple sort_log(const Vector<std::int32_t>& users, const Vector<std::int32_t>
 
 // Index ------------------------------------------------------------------------------------------
 
+// The kernels in use: the best of this machine, or those that RECPRUNE_ISA names.
+const recprune::Kernels& kernels_in_use() {
+    const char* forced = std::getenv("RECPRUNE_ISA");
+    const recprune::Kernels* kernels = recprune::find_kernels(forced ? forced : "");
+    if (kernels) return *kernels;
+    std::string message = "RECPRUNE_ISA is '" + std::string(forced) + "', this machine has";
+    const char* separator = " ";
+    for (const auto& available : recprune::available_kernels()) {
+        message += separator + std::string(available.name);
+        separator = ", ";
+    }
+    throw std::invalid_argument(message);
+}
+
 nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items) {
     const std::size_t num_items = codes.shape(0);
     const std::size_t num_splits = codes.shape(1);
@@ -149,20 +162,19 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
     using namespace recprune;
     const std::size_t num_items = codes.shape(0);
     Output<std::uint32_t> offsets(kPairs * (kCells + 1));
-    Output<std::uint32_t> keys(kPairs * (num_items + kKeyPadding));
+    const std::size_t num_keys = 2 * num_items + kKeyPadding;
+    Output<std::uint16_t> keys(kPairs * num_keys);
     Output<Item> items(kPairs * num_items);
     {
         nb::gil_scoped_release unlocked;
         run_in_parallel(kPairs, threads, [&](std::size_t pair) {
-            recprune::build_cells(
-                as_span(codes), num_items, pair,
-                offsets.span().subspan(pair * (kCells + 1), kCells + 1),
-                keys.span().subspan(pair * (num_items + kKeyPadding), num_items + kKeyPadding),
-                items.span().subspan(pair * num_items, num_items));
+            recprune::build_cells(as_span(codes), num_items, pair,
+                                  offsets.span().subspan(pair * (kCells + 1), kCells + 1),
+                                  keys.span().subspan(pair * num_keys, num_keys),
+                                  items.span().subspan(pair * num_items, num_items));
         });
     }
-    return nb::make_tuple(offsets.release({kPairs, kCells + 1}),
-                          keys.release({kPairs, num_items + kKeyPadding}),
+    return nb::make_tuple(offsets.release({kPairs, kCells + 1}), keys.release({kPairs, num_keys}),
                           items.release({kPairs, num_items}));
 }
 
@@ -201,7 +213,7 @@ class SearchIndex {
             recprune::ListLayout{as_span(list_offsets_), as_span(list_blocks_),
                                  as_span(list_items_), view_.num_splits, view_.num_sub_items};
     }
-    void set_cells(Matrix<std::uint32_t> offsets, Matrix<std::uint32_t> keys,
+    void set_cells(Matrix<std::uint32_t> offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256 || view_.num_splits != 8)
             throw std::invalid_argument("cells need eight bytes as codes");
@@ -226,8 +238,7 @@ class SearchIndex {
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
     void search(const Matrix<float>& queries, bool are_scores, std::size_t k, int method,
-                const std::string& isa, std::size_t threads,
-                std::optional<Vector<std::int64_t>> exclude_offsets,
+                std::size_t threads, std::optional<Vector<std::int64_t>> exclude_offsets,
                 std::optional<Vector<recprune::Item>> exclude_items,
                 std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
                 std::int64_t max_steps, double over_inflation, std::int64_t deadline_ns,
@@ -252,8 +263,7 @@ class SearchIndex {
         request.max_steps = max_steps;
         request.over_inflation = over_inflation;
         request.deadline_ns = deadline_ns;
-        request.kernels = recprune::find_kernels(isa);
-        if (!request.kernels) throw std::invalid_argument("unknown instruction set " + isa);
+        request.kernels = &kernels_in_use();
         const std::span<recprune::Record> record_span(
             reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries);
         nb::gil_scoped_release unlocked;
@@ -261,17 +271,15 @@ class SearchIndex {
                                {scores.data(), scores.size()}, record_span);
     }
 
-    nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings,
-                                                  const std::string& isa) const {
-        const recprune::Kernels* kernels = recprune::find_kernels(isa);
-        if (!kernels) throw std::invalid_argument("unknown instruction set " + isa);
+    nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings) const {
+        const recprune::Kernels& kernels = kernels_in_use();
         const std::size_t count = sequence_embeddings.shape(0);
         const std::size_t size = view_.num_splits * view_.num_sub_items;
         Output<float> scores(count * size);
         {
             nb::gil_scoped_release unlocked;
             for (std::size_t query = 0; query < count; ++query)
-                kernels->sub_item_scores(
+                kernels.sub_item_scores(
                     sequence_embeddings.data() + query * sequence_embeddings.shape(1),
                     transposed_.data(), view_.num_splits, view_.width, view_.num_sub_items,
                     scores.span().data() + query * size);
@@ -288,7 +296,7 @@ class SearchIndex {
     Cube<std::uint8_t> list_blocks_;
     Matrix<recprune::Item> list_items_;
     Matrix<std::uint32_t> cell_offsets_;
-    Matrix<std::uint32_t> cell_keys_;
+    Matrix<std::uint16_t> cell_keys_;
     Matrix<recprune::Item> cell_items_;
     Matrix<std::int64_t> posting_offsets_;
     Matrix<std::int32_t> posting_items_;
@@ -327,6 +335,7 @@ NB_MODULE(_native, module) {
         for (const auto& kernels : recprune::available_kernels()) names.append(kernels.name);
         return names;
     });
+    module.def("instruction_set", [] { return kernels_in_use().name; });
     nb::class_<SearchIndex>(module, "SearchIndex")
         .def(nb::init<std::size_t, Cube<float>>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
@@ -339,10 +348,9 @@ NB_MODULE(_native, module) {
              "items"_a.noconvert())
         .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,
              "largest"_a)
-        .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert(),
-             "isa"_a)
+        .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert())
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
-             "method"_a, "isa"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
+             "method"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
              "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
              "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert());
 }

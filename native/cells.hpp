@@ -102,8 +102,6 @@ class CellSearch {
 
   private:
     static constexpr std::size_t kBatch = 48;
-    // As many keys as can be on their way from memory at once.
-    static constexpr std::size_t kBatchItems = 1024;
     using Parts = std::array<CellPart, kBatch>;
 
     double step_cost(const RingLimits& chosen, std::size_t pair) const {
@@ -112,21 +110,26 @@ class CellSearch {
 
     // cells_at_[pair][x]: how many cells of the pair have the deficit x.
     void count_cells(std::size_t pair) {
-        // Deficits are counted into integers first: adding one to a float is slower.
-        std::array<std::array<float, kDepth>, 2> counts;
-        for (std::size_t side = 0; side < 2; ++side) {
-            std::array<std::uint32_t, 256> histogram{};
-            const std::uint8_t* deficits = deficits_.of_split(2 * pair + side);
-            for (std::size_t b = 0; b < num_sub_items_; ++b) ++histogram[deficits[b]];
-            for (std::size_t q = 0; q < kDepth; ++q)
-                counts[side][q] = static_cast<float>(histogram[q]);
-        }
-        kernels_.convolve(counts[0].data(), counts[1].data(), cells_at_[pair].data());
+        std::array<float, kDepth> first;
+        std::array<float, 2 * kDepth> second{};  // the kernel wants zeros before it
+        count_deficits(2 * pair, first.data());
+        count_deficits(2 * pair + 1, second.data() + kDepth);
+        kernels_.convolve(first.data(), second.data() + kDepth, cells_at_[pair].data());
+    }
+
+    void count_deficits(std::size_t split, float* counts) const {
+        // Into integers first: adding one to a float is slower. Into two arrays in turn, because a
+        // count must be stored before it can be raised again.
+        std::array<std::array<std::uint32_t, 256>, 2> histograms{};
+        const std::uint8_t* deficits = deficits_.of_split(split);
+        for (std::size_t b = 0; b < num_sub_items_; ++b) ++histograms[b % 2][deficits[b]];
+        for (std::size_t q = 0; q < kDepth; ++q)
+            counts[q] = static_cast<float>(histograms[0][q] + histograms[1][q]);
     }
 
     bool visit_pair(const RingLimits& ring, std::size_t pair, bool loosely) {
         const std::uint32_t* offsets = layout_.offsets_of(pair);
-        const std::uint32_t* keys = layout_.keys_of(pair);
+        const std::uint16_t* keys = layout_.keys_of(pair);
         const std::uint8_t* first_deficits = deficits_.of_split(2 * pair);
         const std::uint8_t* second_deficits = deficits_.of_split(2 * pair + 1);
         const int depth = ring.limits[pair];
@@ -165,17 +168,20 @@ class CellSearch {
                 std::uint32_t start = offsets[cell];
                 std::uint32_t length = offsets[cell + 1] - start;
                 const int deficit = first_deficits[a] + second_deficits[b];
+                const int both_limit = three - deficit;
+                const int next_limit = std::min(two - deficit, both_limit);
                 stats_.items_touched += length;
                 while (length > 0) {
                     const std::uint32_t piece =
                         length < kPartItems ? length : static_cast<std::uint32_t>(kPartItems);
-                    __builtin_prefetch(keys + start + piece - 1);
-                    for (std::uint32_t at = 0; at < piece; at += 16)
-                        __builtin_prefetch(keys + start + at);
-                    (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(two - deficit),
-                                           static_cast<std::int16_t>(three - deficit)};
+                    const std::uint16_t* coming = keys + 2 * std::size_t{start};
+                    for (std::size_t at = 0; at < 2 * piece; at += 32)
+                        __builtin_prefetch(coming + at);
+                    __builtin_prefetch(coming + 2 * piece - 1);
+                    (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(next_limit),
+                                           static_cast<std::int16_t>(both_limit)};
                     items += piece;
-                    if (parts == kBatch || items >= kBatchItems) {
+                    if (parts == kBatch || items + kPartItems > kBatchItems) {
                         // The batch before this one: its keys have had time to arrive.
                         filter(pair, *waiting, num_waiting);
                         std::swap(filling, waiting);
@@ -261,7 +267,7 @@ class CellSearch {
 
     // Kept between queries: fresh memory would cost more than the search.
     struct Scratch {
-        std::vector<std::uint32_t> survivors = std::vector<std::uint32_t>(kBatch * kPartItems + 1);
+        std::vector<std::uint32_t> survivors = std::vector<std::uint32_t>(kBatchItems + 1);
         std::vector<const Item*> positions;
         std::vector<Item> pending;
         std::vector<std::uint8_t> pairs;

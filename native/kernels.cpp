@@ -74,19 +74,27 @@ std::size_t filter_blocks_portable(const std::uint8_t* blocks, std::size_t rows,
     return end;
 }
 
+std::uint32_t group_size(std::uint32_t left) {
+    constexpr auto kFull = static_cast<std::uint32_t>(kGroupItems);
+    return left < kFull ? left : kFull;
+}
+
 std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
-                                  const std::uint32_t* keys, const std::uint8_t* const*,
+                                  const std::uint16_t* keys, const std::uint8_t* const*,
                                   const std::uint8_t* pairs, std::uint32_t* survivors) {
     std::size_t found = 0;
     for (std::size_t part = 0; part < count; ++part) {
         const auto [start, length, next_limit, both_limit] = parts[part];
-        for (std::uint32_t place = 0; place < length; ++place) {
-            const std::uint32_t key = keys[start + place];
-            const int next = pairs[key & 0xFFFF];
-            const int both = next + pairs[65'536 + (key >> 16)];
-            // Written always, counted only if it passes: no branch to mispredict.
-            survivors[found] = start + place;
-            found += static_cast<std::size_t>((next <= next_limit) & (both <= both_limit));
+        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
+            const std::uint32_t size = group_size(length - group);
+            const std::uint16_t* near = keys + 2 * std::size_t{start + group};
+            for (std::uint32_t lane = 0; lane < size; ++lane) {
+                const int next = pairs[near[lane]];
+                const int both = next + pairs[65'536 + near[size + lane]];
+                // Written always, counted only if it passes: no branch to mispredict.
+                survivors[found] = start + group + lane;
+                found += static_cast<std::size_t>((next <= next_limit) & (both <= both_limit));
+            }
         }
     }
     return found;
@@ -175,35 +183,39 @@ __attribute__((target("avx2"))) void convolve_avx2(const float* first, const flo
     RECPRUNE_CONVOLVE_BODY
 }
 
+__attribute__((target("avx2"))) inline __m256i look_up_pairs(const std::uint8_t* pairs,
+                                                             const std::uint16_t* keys) {
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(keys)));
+    const __m256i words = _mm256_i32gather_epi32(reinterpret_cast<const int*>(pairs), wide, 1);
+    return _mm256_and_si256(words, _mm256_set1_epi32(255));
+}
+
+__attribute__((target("avx2"))) inline unsigned lanes_within(__m256i sums, int limit) {
+    const __m256i exceeding = _mm256_cmpgt_epi32(sums, _mm256_set1_epi32(limit));
+    return ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(exceeding)));
+}
+
 __attribute__((target("avx2"))) std::size_t filter_cells_avx2(
-    const CellPart* parts, std::size_t count, const std::uint32_t* keys, const std::uint8_t* const*,
+    const CellPart* parts, std::size_t count, const std::uint16_t* keys, const std::uint8_t* const*,
     const std::uint8_t* pairs, std::uint32_t* survivors) {
     std::size_t found = 0;
-    const __m256i low_byte = _mm256_set1_epi32(255);
-    const __m256i low_half = _mm256_set1_epi32(0xFFFF);
-    const auto* first = reinterpret_cast<const int*>(pairs);
-    const auto* second = reinterpret_cast<const int*>(pairs + 65'536);
     for (std::size_t part = 0; part < count; ++part) {
         const auto [start, length, next_limit, both_limit] = parts[part];
-        const __m256i next_limits = _mm256_set1_epi32(next_limit);
-        const __m256i both_limits = _mm256_set1_epi32(both_limit);
-        for (std::uint32_t place = 0; place < length; place += 8) {
-            const __m256i key =
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + start + place));
-            const __m256i next = _mm256_and_si256(
-                _mm256_i32gather_epi32(first, _mm256_and_si256(key, low_half), 1), low_byte);
-            __m256i too_much = _mm256_cmpgt_epi32(next, next_limits);
-            auto passing =
-                ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(too_much)));
-            passing &= length - place < 8 ? (1u << (length - place)) - 1u : 255u;
-            if (!passing) continue;
-            const __m256i last = _mm256_and_si256(
-                _mm256_i32gather_epi32(second, _mm256_srli_epi32(key, 16), 1), low_byte);
-            too_much = _mm256_cmpgt_epi32(_mm256_add_epi32(next, last), both_limits);
-            passing &= ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(too_much)));
-            for (; passing; passing &= passing - 1)
-                survivors[found++] =
-                    start + place + static_cast<std::uint32_t>(__builtin_ctz(passing));
+        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
+            const std::uint32_t size = group_size(length - group);
+            const std::uint16_t* near = keys + 2 * std::size_t{start + group};
+            for (std::uint32_t place = 0; place < size; place += 8) {
+                const __m256i next = look_up_pairs(pairs, near + place);
+                unsigned passing = lanes_within(next, next_limit);
+                passing &= size - place < 8 ? (1u << (size - place)) - 1u : 255u;
+                if (!passing) continue;
+                const __m256i last = look_up_pairs(pairs + 65'536, near + size + place);
+                passing &= lanes_within(_mm256_add_epi32(next, last), both_limit);
+                for (; passing; passing &= passing - 1)
+                    survivors[found++] =
+                        start + group + place + static_cast<std::uint32_t>(__builtin_ctz(passing));
+            }
         }
     }
     return found;
@@ -234,14 +246,15 @@ RECPRUNE_AVX512 void sub_item_scores_avx512(const float* sequence_embedding,
                                             const float* transposed, std::size_t num_splits,
                                             std::size_t width, std::size_t num_sub_items,
                                             float* sub_item_scores) {
+    constexpr std::size_t kVectors = 16;  // 256 sub-items: the table is read from front to back
     for (std::size_t split = 0; split < num_splits; ++split) {
         const float* phi = sequence_embedding + split * width;
         const float* table = transposed + split * width * num_sub_items;
         float* out = sub_item_scores + split * num_sub_items;
-        for (std::size_t first = 0; first < num_sub_items; first += 128) {
-            __m512 sums[8];
-            __mmask16 lanes[8];
-            for (std::size_t v = 0; v < 8; ++v) {
+        for (std::size_t first = 0; first < num_sub_items; first += 16 * kVectors) {
+            __m512 sums[kVectors];
+            __mmask16 lanes[kVectors];
+            for (std::size_t v = 0; v < kVectors; ++v) {
                 const std::size_t begin = first + 16 * v;
                 const std::size_t left = num_sub_items > begin ? num_sub_items - begin : 0;
                 lanes[v] = static_cast<__mmask16>(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
@@ -251,13 +264,13 @@ RECPRUNE_AVX512 void sub_item_scores_avx512(const float* sequence_embedding,
             for (std::size_t j = 1; j < width; ++j) {
                 const __m512 factor = _mm512_set1_ps(phi[j]);
                 const float* row = table + j * num_sub_items + first;
-                for (std::size_t v = 0; v < 8; ++v) {
+                for (std::size_t v = 0; v < kVectors; ++v) {
                     const __m512 product =
                         _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(lanes[v], row + 16 * v));
                     sums[v] = _mm512_add_ps(sums[v], product);  // never fused: two roundings
                 }
             }
-            for (std::size_t v = 0; v < 8; ++v)
+            for (std::size_t v = 0; v < kVectors; ++v)
                 _mm512_mask_storeu_ps(out + first + 16 * v, lanes[v], sums[v]);
         }
     }
@@ -275,6 +288,21 @@ RECPRUNE_AVX512 void quantise_avx512(const float* scores, std::size_t count, dou
         const __m256i whole = _mm512_cvttpd_epi32(_mm512_min_pd(units, full));
         _mm256_mask_cvtepi32_storeu_epi8(out + b, lanes, whole);
     }
+}
+
+// All sums stay in registers.
+RECPRUNE_AVX512 void convolve_avx512(const float* first, const float* second, float* sums) {
+    constexpr std::size_t kVectors = kDepth / 16;
+    __m512 totals[kVectors];
+    for (auto& total : totals) total = _mm512_setzero_ps();
+    for (std::size_t q = 0; q < kDepth; ++q) {
+        const __m512 factor = _mm512_set1_ps(first[q]);
+        for (std::size_t v = 0; v < kVectors; ++v) {
+            const __m512 shifted = _mm512_loadu_ps(second + 16 * v - q);
+            totals[v] = _mm512_add_ps(totals[v], _mm512_mul_ps(factor, shifted));
+        }
+    }
+    for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + 16 * v, totals[v]);
 }
 
 // Half a table: for codes that differ only in their highest bit, the smaller deficit. One
@@ -350,41 +378,65 @@ RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limi
     return found;
 }
 
+// The deficits of 32 keys: 16-bit sums of the two bytes' look-ups.
+RECPRUNE_AVX512 inline __m512i look_up_keys(const Table& low, const Table& high, __m512i keys) {
+    constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
+    const __m512i deficits = _mm512_mask_blend_epi8(kOdd, look_up(low, keys), look_up(high, keys));
+    return _mm512_maddubs_epi16(deficits, _mm512_set1_epi8(1));
+}
+
+// Near keys of all groups first; what they let through is packed, without a branch that could be
+// mispredicted, and then held against its far keys in full vectors.
 RECPRUNE_AVX512 std::size_t filter_cells_avx512(const CellPart* parts, std::size_t count,
-                                                const std::uint32_t* keys,
+                                                const std::uint16_t* keys,
                                                 const std::uint8_t* const* tables,
                                                 const std::uint8_t*, std::uint32_t* survivors) {
-    const Table first = load_table(tables[0]);
-    const Table second = load_table(tables[1]);
-    const Table third = load_table(tables[2]);
-    const Table fourth = load_table(tables[3]);
-    const __m512i ones = _mm512_set1_epi8(1);
-    constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
-    constexpr __mmask32 kUpper = 0xAAAAAAAAu;
-    std::size_t found = 0;
+    constexpr std::size_t kRoom = kBatchItems + kGroupItems;
+    std::uint32_t groups[kRoom];  // where the group of a packed item begins
+    std::uint16_t far_keys[kRoom];
+    std::uint16_t places[kRoom];  // lower five bits: the lane in its group; upper eleven: what
+                                  // both_limit leaves to the far key
+    alignas(64) static constexpr std::array<std::uint16_t, 32> kLanes = [] {
+        std::array<std::uint16_t, 32> lanes{};
+        for (std::uint16_t lane = 0; lane < 32; ++lane) lanes[lane] = lane;
+        return lanes;
+    }();
+    const __m512i lanes = _mm512_load_si512(kLanes.data());
+    std::size_t packed = 0;
+    const Table near_low = load_table(tables[0]);
+    const Table near_high = load_table(tables[1]);
     for (std::size_t part = 0; part < count; ++part) {
         const auto [start, length, next_limit, both_limit] = parts[part];
-        // Of every key, the lower half is checked against one limit and the upper against the
-        // other.
-        const __m512i limits = _mm512_set1_epi32(both_limit << 16 | (next_limit & 0xFFFF));
-        for (std::uint32_t place = 0; place < length; place += 16) {
-            const __m512i codes = _mm512_loadu_si512(keys + start + place);
-            const __m512i lower =
-                _mm512_mask_blend_epi8(kOdd, look_up(first, codes), look_up(second, codes));
-            const __m512i upper =
-                _mm512_mask_blend_epi8(kOdd, look_up(third, codes), look_up(fourth, codes));
-            const __m512i next = _mm512_maddubs_epi16(lower, ones);  // sums of the two bytes
-            const __m512i last = _mm512_maddubs_epi16(upper, ones);
-            // Lower half: next. Upper half: next + last.
-            const __m512i sums =
-                _mm512_mask_add_epi16(next, kUpper, last, _mm512_slli_epi32(next, 16));
-            const __mmask32 exceeding = _mm512_cmpgt_epi16_mask(sums, limits);
-            // An item passes if neither of its two bits is set.
-            std::uint32_t passing = ~(exceeding | exceeding >> 1) & 0x55555555u;
-            if (length - place < 16) passing &= (1u << 2 * (length - place)) - 1u;
-            for (; passing; passing &= passing - 1)
-                survivors[found++] =
-                    start + place + static_cast<std::uint32_t>(__builtin_ctz(passing)) / 2;
+        const __m512i limits = _mm512_set1_epi16(next_limit);
+        const __m512i whole =
+            _mm512_or_si512(_mm512_set1_epi16(static_cast<std::int16_t>(both_limit << 5)), lanes);
+        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
+            const std::uint32_t size = group_size(length - group);
+            const std::uint16_t* near = keys + 2 * std::size_t{start + group};
+            const __m512i next = look_up_keys(near_low, near_high, _mm512_loadu_si512(near));
+            const auto inside = static_cast<__mmask32>((std::uint64_t{1} << size) - 1);
+            const __mmask32 passing = _mm512_mask_cmple_epi16_mask(inside, next, limits);
+            const __m512i left = _mm512_sub_epi16(whole, _mm512_slli_epi16(next, 5));
+            const __m512i far = _mm512_loadu_si512(near + size);
+            _mm512_storeu_si512(far_keys + packed, _mm512_maskz_compress_epi16(passing, far));
+            _mm512_storeu_si512(places + packed, _mm512_maskz_compress_epi16(passing, left));
+            const __m512i first = _mm512_set1_epi32(static_cast<int>(start + group));
+            _mm512_storeu_si512(groups + packed, first);
+            _mm512_storeu_si512(groups + packed + 16, first);
+            packed += static_cast<std::size_t>(__builtin_popcount(passing));
+        }
+    }
+    const Table far_low = load_table(tables[2]);
+    const Table far_high = load_table(tables[3]);
+    std::size_t found = 0;
+    for (std::size_t place = 0; place < packed; place += 32) {
+        const __m512i last = look_up_keys(far_low, far_high, _mm512_loadu_si512(far_keys + place));
+        const __m512i left = _mm512_srli_epi16(_mm512_loadu_si512(places + place), 5);
+        std::uint32_t passing = _mm512_cmple_epi16_mask(last, left);
+        if (packed - place < 32) passing &= (1u << (packed - place)) - 1u;
+        for (; passing; passing &= passing - 1) {
+            const std::size_t at = place + static_cast<std::size_t>(__builtin_ctz(passing));
+            survivors[found++] = groups[at] + (places[at] & 31u);
         }
     }
     return found;
@@ -404,7 +456,7 @@ const std::vector<Kernels>& available_kernels() {
             __builtin_cpu_supports("avx512vbmi2"))
             found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512,
                              filter_blocks_avx512, filter_cells_avx512, false, fill_pairs_avx2,
-                             select_avx512, convolve_avx2});
+                             select_avx512, convolve_avx512});
         if (__builtin_cpu_supports("avx2"))
             found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, filter_blocks_portable,
                              filter_cells_avx2, true, fill_pairs_avx2, select_avx2, convolve_avx2});

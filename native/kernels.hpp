@@ -20,6 +20,9 @@ struct CellPart {
     std::int16_t both_limit;
 };
 constexpr std::size_t kPartItems = 256;
+constexpr std::size_t kGroupItems = 32;  // of a cell whose near keys lie side by side
+constexpr std::size_t kBatchItems =
+    1024;                            // as many keys as can be on their way from memory at once
 constexpr std::size_t kDepth = 128;  // how deep the cells of a pair are counted
 
 struct Kernels {
@@ -42,11 +45,12 @@ struct Kernels {
                                  std::size_t end, const std::uint8_t* tables, int limit,
                                  std::uint64_t* mask);
 
-    // Writes the positions of the items that pass to `survivors` and returns how many.
-    // A key is four codes, of four splits; `tables` has 256 deficits for each, and `pairs` (if
-    // needs_pair_tables) the sums of the first two and of the last two splits, saturated at 255:
-    // two tables of 65,536 entries, and 4 bytes more. Reads up to 15 keys past a part's end.
-    std::size_t (*filter_cells)(const CellPart* parts, std::size_t count, const std::uint32_t* keys,
+    // Writes the positions of the items that pass to `survivors` and returns how many; there is
+    // room for one more than the parts, together at most kBatchItems, have items. Parts begin with
+    // a group. A key is two codes; `tables` has 256 deficits for each of the four splits, and
+    // `pairs` (if needs_pair_tables) their sums for near and for far keys, saturated at 255: two
+    // tables of 65,536 entries, and 4 bytes more. Reads up to 31 keys past a part's end.
+    std::size_t (*filter_cells)(const CellPart* parts, std::size_t count, const std::uint16_t* keys,
                                 const std::uint8_t* const* tables, const std::uint8_t* pairs,
                                 std::uint32_t* survivors);
     bool needs_pair_tables;
@@ -59,7 +63,7 @@ struct Kernels {
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
 
     // sums[x] = Σ_q first[q] · second[x − q] for x < kDepth: whole numbers below 2²⁴, so exact in
-    // any order. How many cells of a pair have the deficit x.
+    // any order. How many cells of a pair have the deficit x. Before `second` stand kDepth zeros.
     void (*convolve)(const float* first, const float* second, float* sums);
 };
 

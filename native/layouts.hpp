@@ -1,6 +1,7 @@
 // How codes lie in memory for our two engines, and how that is built.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,14 @@ struct ListLayout {
     std::size_t num_sub_items;
 
     std::size_t rows() const { return num_splits - 1; }
+
+    // Which items of a block, the last of its list, are more than padding.
+    std::uint64_t real_items(std::size_t block) const {
+        std::uint64_t real = 0;
+        for (std::size_t lane = 0; lane < kBlockItems; ++lane)
+            real |= std::uint64_t{items[block * kBlockItems + lane] != kNoItem} << lane;
+        return real;
+    }
 
     // The exact score: the oracle's additions in the oracle's order, without bias.
     float score(const float* scores, std::size_t list, std::size_t block, std::size_t lane) const {
@@ -66,29 +75,32 @@ inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t nu
 }
 
 // Eight splits as a ring of four pairs, and for each pair the items sorted by cell, that is by
-// their sub-item ids in those two splits. Beside each item stand the keys of the next two pairs.
+// their sub-item ids in those two splits. Of every item there are the keys of the next two pairs. A
+// cell is cut into groups of 32 items (the last may be smaller): first the near keys of a group, of
+// the next pair, then its far keys, of the pair after it. One vector of near keys rejects nearly
+// all items of its group.
 constexpr std::size_t kPairs = 4;
 constexpr std::size_t kCells = 65'536;
-constexpr std::size_t kKeyPadding = 16;  // kernels read whole vectors
+constexpr std::size_t kKeyPadding = 32;  // kernels read whole vectors
 
 struct CellLayout {
     std::span<const std::uint32_t> cell_offsets;  // [kPairs][kCells + 1]
-    std::span<const std::uint32_t> keys;          // [kPairs][num_items + kKeyPadding]
+    std::span<const std::uint16_t> keys;          // [kPairs][2 · num_items + kKeyPadding]
     std::span<const Item> items;                  // [kPairs][num_items]
     std::size_t num_items;
 
     const std::uint32_t* offsets_of(std::size_t pair) const {
         return cell_offsets.data() + pair * (kCells + 1);
     }
-    const std::uint32_t* keys_of(std::size_t pair) const {
-        return keys.data() + pair * (num_items + kKeyPadding);
+    const std::uint16_t* keys_of(std::size_t pair) const {
+        return keys.data() + pair * (2 * num_items + kKeyPadding);
     }
     const Item* items_of(std::size_t pair) const { return items.data() + pair * num_items; }
 };
 
 // Both codes of a pair of splits, the first in the low byte.
-inline std::uint32_t pair_key(const std::uint8_t* code, std::size_t pair) {
-    return static_cast<std::uint32_t>(code[2 * pair] | code[2 * pair + 1] << 8);
+inline std::uint16_t pair_key(const std::uint8_t* code, std::size_t pair) {
+    return static_cast<std::uint16_t>(code[2 * pair] | code[2 * pair + 1] << 8);
 }
 
 // Cells of one first code lie side by side: a search walks along them.
@@ -98,7 +110,7 @@ inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair) {
 
 inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_items,
                         std::size_t pair, std::span<std::uint32_t> offsets,
-                        std::span<std::uint32_t> keys, std::span<Item> items) {
+                        std::span<std::uint16_t> keys, std::span<Item> items) {
     std::vector<std::uint32_t> cursor(kCells, 0);
     for (std::size_t item = 0; item < num_items; ++item) ++cursor[cell_of(&codes[item * 8], pair)];
     std::uint32_t start = 0;
@@ -110,12 +122,17 @@ inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_ite
     offsets[kCells] = start;
     for (std::size_t item = 0; item < num_items; ++item) {
         const std::uint8_t* code = &codes[item * 8];
-        const std::size_t place = cursor[cell_of(code, pair)]++;
-        keys[place] = pair_key(code, (pair + 1) % kPairs) | pair_key(code, (pair + 2) % kPairs)
-                                                                << 16;
-        items[place] = static_cast<Item>(item);
+        const std::size_t cell = cell_of(code, pair);
+        const std::size_t position = cursor[cell]++;
+        const std::size_t lane = (position - offsets[cell]) % kGroupItems;
+        const std::size_t group = position - lane;
+        const std::size_t size = std::min<std::size_t>(offsets[cell + 1] - group, kGroupItems);
+        keys[2 * group + lane] = pair_key(code, (pair + 1) % kPairs);
+        keys[2 * group + size + lane] = pair_key(code, (pair + 2) % kPairs);
+        items[position] = static_cast<Item>(item);
     }
-    std::fill(keys.begin() + static_cast<std::ptrdiff_t>(num_items), keys.end(), 0u);
+    std::fill(keys.begin() + static_cast<std::ptrdiff_t>(2 * num_items), keys.end(),
+              std::uint16_t{0});
 }
 
 }  // namespace recprune

@@ -83,14 +83,22 @@ class ListScan {
   private:
     // The best lists first; the order of those that are not reached does not matter.
     void sort_up_to(std::size_t stop) {
-        const float* scores = query_.sub_item_scores;
-        auto place = [this](std::size_t rank) {
-            return order_.begin() + static_cast<std::ptrdiff_t>(rank);
+        std::array<std::uint64_t, 256> keys;
+        for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
+            keys[rank] = std::uint64_t{descending(query_.sub_item_scores[order_[rank]])} << 32 |
+                         order_[rank];
+        auto place = [&keys](std::size_t rank) {
+            return keys.begin() + static_cast<std::ptrdiff_t>(rank);
         };
-        std::partial_sort(place(rank_), place(stop), place(layout_.num_sub_items),
-                          [scores](std::uint16_t a, std::uint16_t b) {
-                              return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-                          });
+        std::partial_sort(place(rank_), place(stop), place(layout_.num_sub_items));
+        for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
+            order_[rank] = static_cast<std::uint16_t>(keys[rank]);
+    }
+
+    // As integers, these compare like the scores, the highest first; integers sort faster.
+    static std::uint32_t descending(float score) {
+        const auto bits = std::bit_cast<std::uint32_t>(score);
+        return bits >> 31 ? bits : ~bits & 0x7FFFFFFFu;
     }
 
     void scan_list(std::size_t list) {
@@ -106,19 +114,21 @@ class ListScan {
                                                deficits_.of_split(1), left, &mask);
                 if (block == end) return;
             }
+            if (block + 1 == end) mask &= layout_.real_items(block);
             score_block(list, block++, mask);
         }
     }
 
     void score_block(std::size_t list, std::size_t block, std::uint64_t mask) {
         const float before = top_.threshold();
+        stats_.items_scored += std::popcount(mask);
         for (; mask; mask &= mask - 1) {
             const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
+            float score = layout_.score(query_.sub_item_scores, list, block, lane);
+            // Who the item is, a cache miss, matters only if it is good enough.
+            if (!query_.item_bias && score < top_.threshold()) continue;
             const Item item = layout_.items[block * kBlockItems + lane];
-            if (item == kNoItem) continue;
-            ++stats_.items_scored;
-            const float score =
-                query_.with_bias(layout_.score(query_.sub_item_scores, list, block, lane), item);
+            score = query_.with_bias(score, item);
             if (score >= top_.threshold() && query_.may_return(item)) top_.offer(score, item);
         }
         if (top_.threshold() > before) tighten();

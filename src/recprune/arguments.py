@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
 
 _MAX_SPLITS = 64
+_FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
 
 
@@ -66,6 +67,13 @@ def checked_bias(bias: Any, num_items: int) -> Float32Array:
     return np.array(bias)
 
 
+def checked_count(count: Any, name: str) -> int:
+    """Return an integer of any type as an int."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise InputError(f"{name} is {count!r}, expected an integer")
+    return int(count)
+
+
 def refuse_infinite(array: Float32Array, name: str) -> None:
     """Refuse NaN and infinity, naming the first one's position."""
     if not np.isfinite(array).all():
@@ -76,10 +84,12 @@ def refuse_infinite(array: Float32Array, name: str) -> None:
 
 def checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Float32Array, bool]:
     """Return the queries as [queries, values], and whether there was just one without a batch."""
-    if not isinstance(queries, np.ndarray) or queries.dtype != np.float32:
+    if not isinstance(queries, np.ndarray) or queries.dtype != _FLOAT32:
         given = queries.dtype if isinstance(queries, np.ndarray) else type(queries).__name__
         raise InputError(f"{name} is {given}, expected a NumPy array of float32")
     single = queries.shape == shape
+    if queries.ndim == 2 and queries.shape[1:] == shape and queries.flags.c_contiguous:
+        return queries, False  # as nearly always: nothing to do
     if not single and queries.shape[1:] != shape:
         expected = ", ".join(map(str, shape))
         raise InputError(

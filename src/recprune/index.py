@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from recprune.arguments import (
     checked_allow,
     checked_bias,
     checked_codes,
+    checked_count,
     checked_exclude,
     checked_queries,
     eligible,
@@ -28,11 +28,9 @@ from recprune.methods import (
     Cells,
     Default,
     Method,
-    PQTopK,
     RecJPQPrune,
     Scan,
     find_method,
-    native_settings,
 )
 from recprune.posting_lists import build_posting_lists
 from recprune.reference import score_items
@@ -54,8 +52,6 @@ Layout = Literal["auto", "full", "compact"]
 KIND = "index"
 _VERSION = 1
 _MAX_THREADS = 1024
-
-_INSTRUCTION_SETS: list[str] = _native.instruction_sets()
 
 
 class Index:
@@ -253,7 +249,7 @@ class Index:
                 f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
             )
         refuse_infinite(queries, "sequence_embeddings")
-        tables = self._native.sub_item_scores(queries, instruction_set())
+        tables = self._native.sub_item_scores(queries)
         codes, bias = self._codes()[wanted], self._arrays.get("item_bias")
         chosen_bias = bias[wanted] if bias is not None else None
         rows = [score_items(table, codes, chosen_bias) for table in tables]
@@ -291,32 +287,35 @@ class Index:
         allow: Any,
         threads: int,
     ) -> TopK:
-        chosen = find_method(method)
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 0 <= k < MAX_ITEMS:
+        # A search may take 50 µs and finds cold caches: every line here is felt.
+        chosen, settings = find_method(method)
+        if type(k) is not int:
+            k = checked_count(k, "k")
+        if not 0 <= k < MAX_ITEMS:
             raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
-        if not isinstance(threads, int) or not 1 <= threads <= _MAX_THREADS:
+        if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
             raise InputError(
                 f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}"
             )
         batch, single = checked_queries(queries, name, shape)
         offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
         allowed = checked_allow(allow, len(batch), self.num_items)
-        if isinstance(chosen, Default):
+        if type(chosen) is Default:
             refuse_infinite(batch, name)
             ids, scores, records = self._search_dense(
-                batch, name, int(k), chosen, offsets, excluded, allowed
+                batch, name, k, chosen, offsets, excluded, allowed
             )
         else:
-            self._require_parts(chosen)
-            number, step, max_steps, over_inflation, deadline_ns = native_settings(chosen)
+            if type(chosen) is not Auto:
+                self._require_parts(chosen)
+            number, step, max_steps, over_inflation, deadline_ns = settings
             ids = np.empty((len(batch), k), np.int64)
             scores = np.empty((len(batch), k), np.float32)
             records = np.empty((len(batch), 7), np.int64)
             try:
                 self._native.search(
-                    batch, name == "sub_item_scores", int(k), number, instruction_set(), threads,
-                    offsets, excluded, allowed, step, max_steps, over_inflation, deadline_ns,
-                    ids, scores, records,
+                    batch, name == "sub_item_scores", k, number, threads, offsets, excluded,
+                    allowed, step, max_steps, over_inflation, deadline_ns, ids, scores, records,
                 )  # fmt: skip
             except ValueError as error:
                 refuse_infinite(queries, name)
@@ -325,8 +324,6 @@ class Index:
         return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
 
     def _require_parts(self, method: Method) -> None:
-        if isinstance(method, Auto | PQTopK):
-            return
         if isinstance(method, Cells) and "cell_offsets" not in self._arrays:
             raise InputError("method cells needs 8 splits of at most 256 sub-items, full layout")
         if isinstance(method, Scan) and "list_offsets" not in self._arrays:
@@ -391,7 +388,7 @@ class Index:
         ids = np.full((len(batch), k), -1, np.int64)
         scores = np.full((len(batch), k), -np.inf, np.float32)
         records = np.zeros(len(batch), RECORD)
-        tables = self._native.sub_item_scores(batch, instruction_set())
+        tables = self._native.sub_item_scores(batch)
         largest_sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64)
         largest_bias = float(np.abs(bias).max(initial=0)) if bias is not None else 0.0
         for number, query in enumerate(batch):
@@ -413,11 +410,7 @@ class Index:
 
 def instruction_set() -> str:
     """Return the instruction set in use: the best of this machine, or `RECPRUNE_ISA`."""
-    forced = os.environ.get("RECPRUNE_ISA")
-    if forced is None:
-        return _INSTRUCTION_SETS[0]
-    if forced not in _INSTRUCTION_SETS:
-        raise InputError(
-            f"RECPRUNE_ISA is {forced!r}, this machine has {', '.join(_INSTRUCTION_SETS)}"
-        )
-    return forced
+    try:
+        return str(_native.instruction_set())
+    except ValueError as error:
+        raise InputError(str(error)) from None

@@ -9,7 +9,6 @@ and bound how far off it can be.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
 from recprune.types import InputError
@@ -87,12 +86,19 @@ METHODS: dict[str, Method] = {
 }
 
 # The numbers by which the native core knows them.
-NATIVE_NUMBERS: dict[type[Method], int] = {PQTopK: 0, RecJPQPrune: 1, Scan: 2, Cells: 3, Auto: 4}
+NATIVE_NUMBERS: dict[type[Method], int] = {
+    PQTopK: 0,
+    RecJPQPrune: 1,
+    Scan: 2,
+    Cells: 3,
+    Auto: 4,
+    Default: 5,
+}
+NativeSettings: TypeAlias = tuple[int, int, int, float, int]
 NATIVE_NAMES = {0: "pqtopk", 1: "recjpqprune", 2: "scan", 3: "cells", 5: "default"}
 
 
-@lru_cache(maxsize=256)
-def native_settings(method: Method) -> tuple[int, int, int, float, int]:
+def native_settings(method: Method) -> NativeSettings:
     """Return what the native core is told: its number, sub-items per step, and when to stop."""
     number = NATIVE_NUMBERS[type(method)]
     step = method.sub_items_per_step if isinstance(method, RecJPQPrune) else 1
@@ -102,12 +108,15 @@ def native_settings(method: Method) -> tuple[int, int, int, float, int]:
     return number, step, method.max_steps, method.over_inflation, deadline_ns
 
 
-def find_method(method: str | Method) -> Method:
-    """Return the method of that name, or the settings object itself."""
+_NAMED = {name: (method, native_settings(method)) for name, method in METHODS.items()}
+
+
+def find_method(method: str | Method) -> tuple[Method, NativeSettings]:
+    """Return the method of that name, or the settings object itself, and its native settings."""
     if isinstance(method, str):
-        if method not in METHODS:
+        if method not in _NAMED:
             raise InputError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
-        return METHODS[method]
+        return _NAMED[method]
     if not isinstance(method, Method):
         raise InputError(f"method is {method!r}, expected a name or a method's settings")
-    return method
+    return method, native_settings(method)

@@ -26,7 +26,7 @@ RECORD = np.dtype(
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SearchStats:
     """What each query cost, and whether its answer is exact. One entry per query."""
 
@@ -78,7 +78,7 @@ class SearchStats:
         return np.asarray(self.records["nanoseconds"])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class TopK:
     """The best items: [queries, k], or [k] for a single query. −1 and −∞ where there are fewer."""
 
