@@ -55,13 +55,17 @@ struct Output {
     explicit Output(std::size_t count) : size(count) {
         constexpr std::size_t kHugePage = std::size_t{2} << 20;
         const std::size_t bytes = std::max<std::size_t>(count * sizeof(T), 1);
-        const std::size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
+        const std::size_t alignment = bytes >= kHugePage / 8 ? kHugePage : 64;
         const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
         memory.reset(static_cast<T*>(std::aligned_alloc(alignment, rounded)));
         if (!memory) throw std::bad_alloc();
 #if defined(__linux__)
         if (alignment == kHugePage) madvise(memory.get(), rounded, MADV_HUGEPAGE);
 #endif
+    }
+
+    explicit Output(std::span<const T> original) : Output(original.size()) {
+        std::copy(original.begin(), original.end(), memory.get());
     }
 
     std::span<T> span() { return {memory.get(), size}; }
@@ -186,13 +190,13 @@ using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
   public:
-    SearchIndex(std::size_t num_items, Cube<float> transposed)
-        : transposed_(std::move(transposed)) {
+    SearchIndex(std::size_t num_items, const Cube<float>& transposed)
+        : transposed_(as_span(transposed)) {
         view_.num_items = num_items;
-        view_.num_splits = transposed_.shape(0);
-        view_.width = transposed_.shape(1);
-        view_.num_sub_items = transposed_.shape(2);
-        view_.transposed = as_span(transposed_);
+        view_.num_splits = transposed.shape(0);
+        view_.width = transposed.shape(1);
+        view_.num_sub_items = transposed.shape(2);
+        view_.transposed = transposed_.span();
     }
 
     void set_codes(Matrix<std::uint8_t> codes) {
@@ -213,14 +217,14 @@ class SearchIndex {
             recprune::ListLayout{as_span(list_offsets_), as_span(list_blocks_),
                                  as_span(list_items_), view_.num_splits, view_.num_sub_items};
     }
-    void set_cells(Matrix<std::uint32_t> offsets, Matrix<std::uint16_t> keys,
+    void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256 || view_.num_splits != 8)
             throw std::invalid_argument("cells need eight bytes as codes");
-        cell_offsets_ = std::move(offsets);
+        cell_offsets_.emplace(as_span(offsets));
         cell_keys_ = std::move(keys);
         cell_items_ = std::move(items);
-        view_.cells = recprune::CellLayout{as_span(cell_offsets_), as_span(cell_keys_),
+        view_.cells = recprune::CellLayout{cell_offsets_->span(), as_span(cell_keys_),
                                            as_span(cell_items_), view_.num_items};
     }
     void set_posting_lists(Matrix<std::int64_t> offsets, Matrix<std::int32_t> items) {
@@ -281,7 +285,7 @@ class SearchIndex {
             for (std::size_t query = 0; query < count; ++query)
                 kernels.sub_item_scores(
                     sequence_embeddings.data() + query * sequence_embeddings.shape(1),
-                    transposed_.data(), view_.num_splits, view_.width, view_.num_sub_items,
+                    view_.transposed.data(), view_.num_splits, view_.width, view_.num_sub_items,
                     scores.span().data() + query * size);
         }
         return scores.release({count, view_.num_splits, view_.num_sub_items});
@@ -289,13 +293,14 @@ class SearchIndex {
 
   private:
     recprune::IndexView view_;
-    Cube<float> transposed_;
+    // Every query reads these all over, and a file's pages are small: kept as copies.
+    Output<float> transposed_;
+    std::optional<Output<std::uint32_t>> cell_offsets_;
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
     Vector<std::int64_t> list_offsets_;
     Cube<std::uint8_t> list_blocks_;
     Matrix<recprune::Item> list_items_;
-    Matrix<std::uint32_t> cell_offsets_;
     Matrix<std::uint16_t> cell_keys_;
     Matrix<recprune::Item> cell_items_;
     Matrix<std::int64_t> posting_offsets_;
@@ -337,7 +342,7 @@ NB_MODULE(_native, module) {
     });
     module.def("instruction_set", [] { return kernels_in_use().name; });
     nb::class_<SearchIndex>(module, "SearchIndex")
-        .def(nb::init<std::size_t, Cube<float>>(), "num_items"_a, "transposed"_a.noconvert())
+        .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
         .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(), "blocks"_a.noconvert(),
