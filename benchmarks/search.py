@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,9 +47,11 @@ def main() -> None:
     codes, embeddings, queries = _workload(parsed)
     queries = queries[: parsed.queries]
 
+    before = _peak_gigabytes()
     begun = time.perf_counter()
     index = Index.build(codes, embeddings, layout=parsed.layout, threads=2)
     built = time.perf_counter() - begun
+    peak = _peak_gigabytes()
     searches = _searches(index, codes, embeddings, parsed.methods.split(","))
     seconds: dict[str, list[float]] = {name: [] for name in searches}
     stats: dict[str, list[Any]] = {name: [] for name in searches}
@@ -79,29 +82,42 @@ def main() -> None:
         p50, p95, p99 = (float(np.percentile(times, at)) for at in (50, 95, 99))
         record = np.array(stats[name]) if stats[name] else None
         scored = f"{np.median(record['items_scored']):,.0f}" if record is not None else ""
-        touched = (
-            f"{np.median(record['items_touched']) / len(codes):.1%}" if record is not None else ""
-        )
+        touched = read = ""
+        if record is not None:
+            touched = f"{np.median(record['items_touched']) / len(codes):.1%}"
+            read = f"{np.median(record['bytes_touched']) / 1e6:,.2f}"
         ratio = float(np.median(seconds[name]) / fastest)
+        figure = f"{ratio:.1f}×"
         rows.append(
-            (name, f"{p50:,.0f}", f"{p95:,.0f}", f"{p99:,.0f}", f"{ratio:.1f}×", scored, touched)
+            (name, f"{p50:,.0f}", f"{p95:,.0f}", f"{p99:,.0f}", figure, scored, touched, read)
         )
         figures[name] = {"p50_us": p50, "p95_us": p95, "p99_us": p99, "ratio": ratio}
     described = index.describe()
     print_table(
         f"{len(codes):,} items, K = {parsed.k}, {len(queries)} queries, {described['instruction_set']}",
-        ("method", "p50 µs", "p95", "p99", f"÷ {names[0]}", "scored", "touched"),
+        ("method", "p50 µs", "p95", "p99", f"÷ {names[0]}", "scored", "touched", "MB read"),
         rows,
     )
     output.print(
-        f"{described['bytes_per_item']} bytes an item, built in {built:.1f} s on 2 threads; "
-        f"{machine()['cpu']}"
+        f"{described['bytes_per_item']} bytes an item, built in {built:.1f} s on 2 threads at a peak "
+        f"of {peak:.2f} GB ({before:.2f} GB of it for the codes and before); {machine()['cpu']}"
     )
     if parsed.threads > 1:
         _measure_threads(index, queries, parsed.k, parsed.threads)
     parsed.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "index": described, "k": parsed.k, "methods": figures}
+    result = {
+        "machine": machine(),
+        "index": described,
+        "build_seconds": built,
+        "build_peak_gigabytes": peak,
+        "k": parsed.k,
+        "methods": figures,
+    }
     parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _peak_gigabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def _workload(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Float32Array]:

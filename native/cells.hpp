@@ -102,6 +102,7 @@ class CellSearch {
 
   private:
     static constexpr std::size_t kBatch = 48;
+    static constexpr std::int64_t kKeyBytes = 2 * sizeof(std::uint16_t);
     using Parts = std::array<CellPart, kBatch>;
 
     double step_cost(const RingLimits& chosen, std::size_t pair) const {
@@ -171,6 +172,7 @@ class CellSearch {
                 const int both_limit = three - deficit;
                 const int next_limit = std::min(two - deficit, both_limit);
                 stats_.items_touched += length;
+                stats_.bytes_touched += kKeyBytes * length;
                 while (length > 0) {
                     const std::uint32_t piece =
                         length < kPartItems ? length : static_cast<std::uint32_t>(kPartItems);

@@ -43,6 +43,7 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
     else
         run(num_splits);
     stats.items_scored = stats.items_touched = static_cast<std::int64_t>(num_items);
+    stats.bytes_touched = static_cast<std::int64_t>(codes.size_bytes());
     stats.steps = 1;
 }
 
@@ -63,6 +64,7 @@ void pqtopk_allowed(std::span<const Code> codes, std::size_t num_items, std::siz
         }
     }
     stats.items_touched = stats.items_scored;
+    stats.bytes_touched = stats.items_scored * static_cast<std::int64_t>(num_splits * sizeof(Code));
     stats.steps = 1;
 }
 
@@ -83,6 +85,8 @@ inline void pqtopk(const ListLayout& lists, const Query& query, TopK& top, Stats
         }
     }
     stats.items_touched = stats.items_scored;
+    stats.bytes_touched =
+        static_cast<std::int64_t>(lists.blocks.size_bytes() + lists.items.size_bytes());
     stats.steps = 1;
 }
 

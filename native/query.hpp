@@ -49,6 +49,7 @@ struct Stats {
     std::int64_t steps = 0;
     std::int64_t items_scored = 0;
     std::int64_t items_touched = 0;  // passed through a filter, scored or not
+    std::int64_t bytes_touched = 0;  // of codes, keys and posting lists
     double upper_bound = -std::numeric_limits<double>::infinity();
 
     // An item that was not scored is either above no bound of those it was held against, or it was

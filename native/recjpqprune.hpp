@@ -54,6 +54,8 @@ void recjpqprune(std::span<const Code> codes, const InvertedIndex<PostedItem>& i
     // Over-inflation asks for more than the threshold: a share of the way up to the best score.
     const double best = upper_bound();
     float bound = static_cast<float>(best);
+    // An entry of a posting list, and a code.
+    const auto bytes = static_cast<std::int64_t>(sizeof(Item) + num_splits * sizeof(Code));
     while (true) {
         const double threshold = top.threshold();
         const double wanted = threshold + limits.over_inflation * (best - threshold);
@@ -77,13 +79,11 @@ void recjpqprune(std::span<const Code> codes, const InvertedIndex<PostedItem>& i
             }
             stats.items_scored += offsets[sub_item + 1] - offsets[sub_item];
         }
-        if (position[split] == num_sub_items) {  // every item is in some list of this split
-            stats.items_touched = stats.items_scored;
-            return;
-        }
+        stats.items_touched = stats.items_scored;
+        stats.bytes_touched = stats.items_scored * bytes;
+        if (position[split] == num_sub_items) return;  // every item is in some list of this split
         bound = upper_bound();
     }
-    stats.items_touched = stats.items_scored;
     stats.set_bound(bound, bound < top.threshold(), top.full(), top.threshold());
 }
 

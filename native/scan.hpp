@@ -104,7 +104,9 @@ class ListScan {
     void scan_list(std::size_t list) {
         auto block = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
-        stats_.items_touched += static_cast<std::int64_t>((end - block) * kBlockItems);
+        const auto items = static_cast<std::int64_t>((end - block) * kBlockItems);
+        stats_.items_touched += items;
+        stats_.bytes_touched += items * static_cast<std::int64_t>(layout_.rows());
         while (block < end) {
             std::uint64_t mask = ~0ull;  // without a threshold everything is scored
             if (quantised_) {

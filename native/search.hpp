@@ -69,11 +69,12 @@ struct Record {
     std::int64_t steps;
     std::int64_t items_scored;
     std::int64_t items_touched;
+    std::int64_t bytes_touched;
     double threshold;
     double upper_bound;
     std::int64_t nanoseconds;
 };
-static_assert(sizeof(Record) == 7 * sizeof(std::int64_t));
+static_assert(sizeof(Record) == 8 * sizeof(std::int64_t));
 
 // When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
 // result hangs on them.
@@ -255,6 +256,7 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
                            stats.steps,
                            stats.items_scored,
                            stats.items_touched,
+                           stats.bytes_touched,
                            threshold,
                            stats.upper_bound,
                            std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()};

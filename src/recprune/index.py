@@ -34,7 +34,7 @@ from recprune.methods import (
 )
 from recprune.posting_lists import build_posting_lists
 from recprune.reference import score_items
-from recprune.results import RECORD, SearchStats, TopK
+from recprune.results import RECORD, RECORD_WORDS, SearchStats, TopK
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
     CodeArray,
@@ -311,7 +311,7 @@ class Index:
             number, step, max_steps, over_inflation, deadline_ns = settings
             ids = np.empty((len(batch), k), np.int64)
             scores = np.empty((len(batch), k), np.float32)
-            records = np.empty((len(batch), 7), np.int64)
+            records = np.empty((len(batch), RECORD_WORDS), np.int64)
             try:
                 self._native.search(
                     batch, name == "sub_item_scores", k, number, threads, offsets, excluded,
@@ -404,8 +404,11 @@ class Index:
             scores[number, : len(top_ids)] = top_scores
             elapsed = time.perf_counter_ns() - begun
             threshold = float(top_scores[-1]) if 0 < k == len(top_scores) else -np.inf
-            records[number] = (5, 1, 1, self.num_items, self.num_items, threshold, -np.inf, elapsed)
-        return ids, scores, records.view(np.int64).reshape(len(batch), 7)
+            records[number] = (
+                5, 1, 1, self.num_items, self.num_items, dense_items.nbytes, threshold, -np.inf,
+                elapsed,
+            )  # fmt: skip
+        return ids, scores, records.view(np.int64).reshape(len(batch), RECORD_WORDS)
 
 
 def instruction_set() -> str:

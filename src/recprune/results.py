@@ -19,18 +19,20 @@ RECORD = np.dtype(
         ("steps", "i8"),
         ("items_scored", "i8"),
         ("items_touched", "i8"),
+        ("bytes_touched", "i8"),
         ("threshold", "f8"),
         ("upper_bound", "f8"),
         ("nanoseconds", "i8"),
     ]
 )
+RECORD_WORDS = RECORD.itemsize // 8
 
 
 @dataclass(slots=True, eq=False)
 class SearchStats:
     """What each query cost, and whether its answer is exact. One entry per query."""
 
-    raw: Int64Array  # [queries, 7]: the native records, looked into only when somebody asks
+    raw: Int64Array  # [queries, 8]: the native records, looked into only when somebody asks
 
     @property
     def records(self) -> NDArray[Any]:
@@ -61,6 +63,11 @@ class SearchStats:
     def items_touched(self) -> Int64Array:
         """Items that passed through a filter, scored or not."""
         return np.asarray(self.records["items_touched"])
+
+    @property
+    def bytes_touched(self) -> Int64Array:
+        """Bytes of codes, keys and posting lists that were read; the tables of a query left out."""
+        return np.asarray(self.records["bytes_touched"])
 
     @property
     def threshold(self) -> NDArray[np.float64]:
