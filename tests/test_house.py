@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import nanobind.stubgen
@@ -13,10 +12,12 @@ import pytest
 
 import recprune
 from recprune import _native
+from recprune.cli import COMMANDS
 
 SOURCE = Path(recprune.__file__).parent
 
 # In data order: a room imports only rooms above it. `__init__` names what is public.
+# A folder is one room: its files are siblings.
 ROOMS = [
     "types",
     "storage",
@@ -27,8 +28,10 @@ ROOMS = [
     "interactions",
     "statistics",
     "synthetic",
+    "targets",
     "holdout",
     "codebook",
+    "prepared",
     "posting_lists",
     "methods",
     "reference",
@@ -36,7 +39,23 @@ ROOMS = [
     "results",
     "arguments",
     "index",
+    "settings",
+    "losses",
+    "models",
+    "sequence_model",
+    "batches",
+    "tensors",
+    "checkpoint",
+    "training",
+    "curves",
+    "baselines",
+    "evaluate",
+    "encoder",
+    "encoder_export",
+    "recommender",
     "console",
+    "reports",
+    "commands",
     "cli",
 ]
 
@@ -54,25 +73,47 @@ def rooms_imported_by(path: Path) -> set[str]:
     return imported - {"_native"}
 
 
+def files_of(room: str) -> list[Path]:
+    folder = SOURCE / room
+    return sorted(folder.glob("*.py")) if folder.is_dir() else [SOURCE / f"{room}.py"]
+
+
 def test_every_module_is_a_known_room() -> None:
     modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
-    assert modules == set(ROOMS)
+    folders = {path.parent.name for path in SOURCE.glob("*/*.py")}
+    assert modules | folders == set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_import_only_earlier_rooms(room: str) -> None:
-    earlier = set(ROOMS[: ROOMS.index(room)])
-    assert rooms_imported_by(SOURCE / f"{room}.py") <= earlier
+    earlier = set(ROOMS[: ROOMS.index(room) + 1])  # its own siblings too
+    for path in files_of(room):
+        assert rooms_imported_by(path) <= earlier, path.name
+
+
+def test_every_command_is_listed() -> None:
+    helpers = {"__init__", "log_arguments", "array_files"}
+    assert {path.stem for path in files_of("commands")} - helpers == set(COMMANDS)
 
 
 def test_all_names_everything_public_once() -> None:
-    public = {
-        name
-        for name, value in vars(recprune).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    homes = {
+        alias.name: str(node.module).removeprefix("recprune.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("recprune.")
+        for alias in node.names
     }
-    assert set(recprune.__all__) == public
-    assert len(recprune.__all__) == len(public)
+    assert recprune._HOMES == homes, "what a checker sees is what can be had"
+    assert recprune.__all__ == sorted(recprune.__all__, key=recprune.__all__.index)
+    assert sorted(recprune.__all__) == sorted(homes)
+    for name in recprune.__all__:
+        assert getattr(recprune, name) is not None
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Indexx'"):
+        recprune.Indexx  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_importing_recprune_needs_numpy_only() -> None:

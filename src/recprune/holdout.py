@@ -14,29 +14,10 @@ from fractions import Fraction
 import numpy as np
 
 from recprune.interactions import Interactions
+from recprune.targets import Targets
 from recprune.types import InputError, Int32Array, Int64Array, frozen, random_generator
 
 DEFAULT_VALIDATION_USERS = 1024
-
-
-@dataclass(frozen=True, eq=False)
-class Targets:
-    """Items to be predicted: for each of some users one item, and the history before it.
-
-    The history of target t is `log.items[starts[t]:ends[t]]`, in the log that was held out from.
-    """
-
-    users: Int32Array
-    items: Int32Array
-    starts: Int64Array
-    ends: Int64Array
-
-    def __post_init__(self) -> None:
-        for name in ("users", "items", "starts", "ends"):
-            frozen(getattr(self, name))
-
-    def __len__(self) -> int:
-        return len(self.users)
 
 
 @dataclass(frozen=True, eq=False)

@@ -172,21 +172,31 @@ class Index:
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder, in place of an older index if there is one."""
-        settings = {
+        settings, arrays = self.parts()
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+
+    def parts(self) -> tuple[Json, dict[str, NDArray[Any]]]:
+        """Return the settings and arrays that make up the index, for those who store it."""
+        settings: Json = {
             "num_items": self.num_items,
             "num_sub_items": self.num_sub_items,
             "layout": self._layout,
         }
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=self._arrays)
+        return settings, dict(self._arrays)
+
+    @classmethod
+    def from_parts(cls, settings: Json, arrays: dict[str, NDArray[Any]], source: str) -> Index:
+        """Return the index with these parts; `source` says in an error where they came from."""
+        try:
+            return cls(arrays, **settings)
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"{source}: an incomplete index: {error}") from None
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Index:
         """Memory-map a saved index; `verify` compares every byte with its checksum first."""
         settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
-        try:
-            return cls(arrays, **settings)
-        except (KeyError, TypeError) as error:
-            raise StorageError(f"{folder}: an incomplete index: {error}") from None
+        return cls.from_parts(settings, arrays, str(folder))
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -234,6 +244,21 @@ class Index:
             sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, threads
         )
 
+    def sub_item_scores(self, sequence_embeddings: Float32Array) -> Float32Array:
+        """Return S, [queries, M, B] or [M, B]: what `search_scores` searches with."""
+        queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
+        refuse_infinite(queries, "sequence_embeddings")
+        tables: Float32Array = self._native.sub_item_scores(queries)
+        return tables[0] if single else tables
+
+    def item_codes(self) -> NDArray[Any]:
+        """Return the codes of all items, [n, M]; a compact index puts them together."""
+        return self._codes()
+
+    def sub_item_embeddings(self) -> Float32Array:
+        """Return the vectors of the sub-items, [M, B, d/M]."""
+        return self._arrays["transposed_embeddings"].transpose(0, 2, 1)
+
     def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
         """Return the scores of given items, [queries, items] or [items]: PQTopK on a subset."""
         queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
@@ -248,8 +273,7 @@ class Index:
             raise InputError(
                 f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
             )
-        refuse_infinite(queries, "sequence_embeddings")
-        tables = self._native.sub_item_scores(queries)
+        tables = self.sub_item_scores(queries)
         codes, bias = self._codes()[wanted], self._arrays.get("item_bias")
         chosen_bias = bias[wanted] if bias is not None else None
         rows = [score_items(table, codes, chosen_bias) for table in tables]

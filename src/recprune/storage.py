@@ -16,14 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import Json, StorageError
+from recprune.types import VERSION, Json, StorageError
 
 MANIFEST = "manifest.json"
 _ATTEMPTS = 20  # to load a folder that others keep replacing
@@ -55,7 +54,7 @@ def save_folder(
         manifest: Json = {
             "kind": kind,
             "version": version,
-            "written_by": f"recprune {package_version('recprune')}",
+            "written_by": f"recprune {VERSION}",
             "settings": settings,
             "arrays": entries,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,11 @@ Int64Array: TypeAlias = NDArray[np.int64]
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 CodeArray: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+
+try:
+    VERSION = version("recprune")
+except PackageNotFoundError:  # run from its sources
+    VERSION = "0"
 
 MAX_SUB_ITEMS = 65_536  # as many as uint16 can tell apart
 
@@ -38,6 +44,10 @@ class InputError(RecpruneError, ValueError):
 
 class StorageError(RecpruneError):
     """A saved folder that is damaged, foreign, incomplete or of another version."""
+
+
+class InterruptedWorkError(RecpruneError):
+    """Somebody asked long work to stop; its message says what is saved and how to go on."""
 
 
 class MissingExtraError(RecpruneError, ImportError):

@@ -1,0 +1,96 @@
+"""`recprune evaluate`: a trained model on its test users, beside baselines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from recprune.baselines import every_baseline
+from recprune.console import output, print_table, say, showing_progress
+from recprune.evaluate import RankedUsers, evaluate, evaluation_rows, verdict
+from recprune.prepared import Prepared
+from recprune.recommender import Recommender
+from recprune.storage import writing_file
+from recprune.types import InputError, random_generator
+
+_COLUMNS = ("NDCG", "Recall", "MRR", "Coverage", "Bias")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    parser.add_argument("prepared", metavar="PREPARED", help="made by recprune prepare")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="made by recprune train")
+    parser.add_argument("-k", type=int, default=10, help="cutoff; default %(default)s")
+    parser.add_argument(
+        "--users", type=int, metavar="N", help="only so many test users, drawn by --seed"
+    )
+    parser.add_argument(
+        "--exclude-seen", action="store_true", help="items of the history are not recommended"
+    )
+    parser.add_argument("--no-baselines", action="store_true", help="the models alone")
+    parser.add_argument("--threads", type=int, default=1, help="of the search; default 1")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to a file as well")
+    parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    if parsed.k < 1:
+        raise InputError(f"-k is {parsed.k}, expected at least 1")
+    prepared = Prepared.load(parsed.prepared)
+    order = random_generator(parsed.seed).permutation(len(prepared.test))
+    chosen = np.sort(order[: parsed.users]) if parsed.users else np.arange(len(prepared.test))
+    if not len(chosen):
+        raise InputError(f"{parsed.prepared}: there are no test users")
+    targets = prepared.test.items[chosen]
+    histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    ranked: dict[str, RankedUsers] = {}
+    seconds: dict[str, float] = {}
+    train = prepared.train_log()
+    with showing_progress("evaluating") as progress:
+        for folder in parsed.models:
+            progress(folder)
+            begun = time.monotonic()
+            recommender = Recommender.from_training(prepared, folder)
+            embeddings = recommender.encoder.encode(histories)
+            top = recommender.index.search(
+                embeddings,
+                parsed.k,
+                exclude=histories if parsed.exclude_seen else None,
+                threads=parsed.threads,
+            )
+            name = Path(folder).resolve().name
+            ranked[name] = RankedUsers.of_targets(top.ids, targets)
+            seconds[name] = time.monotonic() - begun
+        models = list(ranked)
+        for baseline in () if parsed.no_baselines else every_baseline(train):
+            progress(baseline.name)
+            begun = time.monotonic()
+            ids = baseline.recommend(histories, parsed.k, exclude_seen=parsed.exclude_seen)
+            ranked[baseline.name] = RankedUsers.of_targets(ids, targets)
+            seconds[baseline.name] = time.monotonic() - begun
+        progress("confidence intervals")
+        evaluations = [
+            evaluate(users, train, name=name, cutoffs=(parsed.k,), seed=parsed.seed)
+            for name, users in ranked.items()
+        ]
+    columns = [f"{column}@{parsed.k}" for column in _COLUMNS]
+    rows = [(*row, f"{seconds[row[0]]:.1f}") for row in evaluation_rows(evaluations, columns)]
+    print_table(
+        f"{len(chosen):,} test users, {prepared.num_items:,} items, full catalogue",
+        ("", *columns, "seconds"),
+        rows,
+    )
+    others = {name: users for name, users in ranked.items() if name not in models}
+    for name in models if others else ():
+        said = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
+        output.print(said, soft_wrap=True)
+    if parsed.json:
+        content = {"users": len(chosen), "evaluations": [entry.to_json() for entry in evaluations]}
+        with writing_file(parsed.json) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        say(f"figures written to {parsed.json}")

@@ -1,0 +1,67 @@
+"""`recprune index`: build an index, or look at one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from recprune.codebook import Codebook
+from recprune.commands.array_files import read_array
+from recprune.index import KIND, Index
+from recprune.storage import check_target
+from recprune.types import Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser("build", help="lay out codes and sub-item embeddings")
+    build.add_argument(
+        "codes", metavar="CODES", help="a saved codebook, or an .npy of uint8 or uint16 [n, M]"
+    )
+    build.add_argument("embeddings", metavar="EMBEDDINGS", help=".npy of float32 [M, B, d/M]")
+    build.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    build.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
+    build.add_argument(
+        "--layout", choices=("auto", "full", "compact"), default="auto",
+        help="compact keeps only what a scan needs; default %(default)s",
+    )  # fmt: skip
+    build.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    build.set_defaults(action_run=_build)
+    info = actions.add_parser("info", help="say what a saved index holds and costs")
+    info.add_argument("index", metavar="FOLDER")
+    info.add_argument("--verify", action="store_true", help="compare every byte with its checksum")
+    info.set_defaults(action_run=_info)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    parsed.action_run(parsed)
+
+
+def _build(parsed: argparse.Namespace) -> None:
+    check_target(parsed.out, kind=KIND)
+    codes = (
+        Codebook.load(parsed.codes).codes
+        if Path(parsed.codes).is_dir()
+        else read_array(parsed.codes)
+    )
+    index = Index.build(
+        codes,
+        read_array(parsed.embeddings),
+        item_bias=read_array(parsed.item_bias) if parsed.item_bias else None,
+        layout=parsed.layout,
+        threads=parsed.threads,
+    )
+    index.save(parsed.out)
+    _print_lines(index.describe())
+
+
+def _info(parsed: argparse.Namespace) -> None:
+    _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())
+
+
+def _print_lines(values: Json) -> None:
+    for name, value in values.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        print(f"{name.replace('_', ' '):16} {shown}")  # noqa: T201

@@ -1,0 +1,86 @@
+"""`recprune prepare`: hold-out and codebook of a log, ready to train on anywhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from recprune.codebook import assign_random, assign_svd, check_size
+from recprune.commands.log_arguments import add_log_arguments, add_seed_argument, read_log
+from recprune.console import say, showing_progress
+from recprune.holdout import DEFAULT_VALIDATION_USERS, leave_one_out, temporal_holdout
+from recprune.prepared import KIND, prepare
+from recprune.reports import print_codebook, print_holdout
+from recprune.statistics import iso_time
+from recprune.storage import check_target
+from recprune.types import Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    add_log_arguments(parser)
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--holdout", choices=("temporal", "leave-one-out"), default="temporal",
+        help="the paper's global cut in time, or every user's last item; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--train-fraction", type=float, default=0.9, metavar="SHARE",
+        help="of the interactions, for a temporal hold-out; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-history", type=int, default=1, metavar="N",
+        help="drop users with fewer interactions before the cut; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validation-users", type=int, default=DEFAULT_VALIDATION_USERS, metavar="N",
+        help="users whose last training item is for early stopping; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--assignment", choices=("svd", "random"), default="svd",
+        help="of sub-item ids; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--splits", type=int, default=8, metavar="M", help="default %(default)s")
+    parser.add_argument(
+        "--sub-items", type=int, default=256, metavar="B", help="per split; default %(default)s"
+    )
+    add_seed_argument(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    check_target(parsed.out, kind=KIND)
+    check_size(parsed.splits, parsed.sub_items)
+    log = read_log(parsed)
+    settings: Json = {
+        "log": Path(parsed.log).name,
+        "min_interactions": parsed.min_interactions,
+        "holdout": parsed.holdout,
+        "seed": parsed.seed,
+    }
+    if parsed.holdout == "temporal":
+        holdout = temporal_holdout(
+            log,
+            train_fraction=parsed.train_fraction,
+            validation_users=parsed.validation_users,
+            min_history=parsed.min_history,
+            seed=parsed.seed,
+        )
+        settings |= {
+            "train_fraction": parsed.train_fraction,
+            "min_history": parsed.min_history,
+            "cut_time": iso_time(holdout.cut_time or 0),
+        }
+    else:
+        holdout = leave_one_out(log, validation_users=parsed.validation_users, seed=parsed.seed)
+    print_holdout(holdout)
+    sizes = {"num_splits": parsed.splits, "num_sub_items": parsed.sub_items, "seed": parsed.seed}
+    with showing_progress("preparing") as progress:
+        if parsed.assignment == "svd":
+            codebook = assign_svd(holdout.train, progress=progress, **sizes)
+        else:
+            codebook = assign_random(log.num_items, item_ids=log.item_ids, **sizes)
+        progress("saving")
+        prepare(holdout, codebook, settings).save(parsed.out)
+    print_codebook(codebook)
+    say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL")

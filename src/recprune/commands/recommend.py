@@ -1,0 +1,150 @@
+"""`recprune recommend`: the next items for a history, or for a file of histories."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from recprune.identifiers import ExternalId, IntegerIds
+from recprune.methods import METHODS
+from recprune.recommender import Recommender
+from recprune.types import InputError, Json
+
+_BATCH = 1024  # histories of a file that are answered together
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    parser.add_argument("recommender", metavar="FOLDER", help="made by recprune export")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--history", metavar="ID,ID,...", help="oldest first; may be empty")
+    given.add_argument(
+        "--histories", metavar="FILE",
+        help="a history a line: ids with commas, a JSON list, or {\"history\": [...]}; - is stdin",
+    )  # fmt: skip
+    parser.add_argument("-k", type=int, default=10, help="default %(default)s")
+    parser.add_argument(
+        "--include-seen", action="store_true", help="items of the history may come again"
+    )
+    parser.add_argument(
+        "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a history, in lines")
+    parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
+    if parsed.history is not None:
+        histories = [_ids(recommender, _words(parsed.history))]
+        _answer(recommender, histories, parsed, timeline=not parsed.json)
+        return
+    batch: list[list[ExternalId]] = []
+    for history in _read(recommender, parsed.histories):
+        batch.append(history)
+        if len(batch) == _BATCH:
+            _answer(recommender, batch, parsed)
+            batch = []
+    if batch:
+        _answer(recommender, batch, parsed)
+
+
+def _answer(
+    recommender: Recommender,
+    histories: list[list[ExternalId]],
+    parsed: argparse.Namespace,
+    timeline: bool = False,
+) -> None:
+    found = recommender.recommend(
+        histories,
+        parsed.k,
+        exclude_seen=not parsed.include_seen,
+        method=parsed.method,
+        threads=parsed.threads,
+    )
+    for place in range(len(histories)):
+        scores = [float(score) for score in found.scores[place, : len(found.items[place])]]
+        unknown = [str(external_id) for external_id in found.unknown[place]]
+        if parsed.json:
+            answer: Json = {
+                "items": found.items[place],
+                "scores": scores,
+                "by_popularity": bool(found.by_popularity[place]),
+                "unknown": unknown,
+            }
+            print(json.dumps(answer, ensure_ascii=False))  # noqa: T201
+            continue
+        if unknown:
+            _say(f"not in the catalogue, left out: {', '.join(unknown)}")
+        if found.by_popularity[place]:
+            _say("nothing to go by: these are the most popular items")
+        if timeline:
+            for item, score in zip(found.items[place], scores, strict=True):
+                print(f"{score:10.4f}  {item}")  # noqa: T201
+        else:
+            print(",".join(str(item) for item in found.items[place]))  # noqa: T201
+    if timeline:
+        # Once more: the first request of a process waits for the disk.
+        again = recommender.recommend(histories, parsed.k, method=parsed.method)
+        _draw_timeline(again.milliseconds)
+
+
+def _draw_timeline(milliseconds: dict[str, float]) -> None:
+    """Show where the time of one request went."""
+    whole = sum(milliseconds.values())
+    before = 0.0
+    for name, spent in milliseconds.items():
+        start, end = (round(48 * at / whole) for at in (before, before + spent))
+        bar = " " * start + "█" * max(1, end - start)
+        _say(f"{name:>16} {bar:<49} {spent:7.3f} ms")
+        before += spent
+
+
+def _read(recommender: Recommender, path: str) -> Iterator[list[ExternalId]]:
+    try:
+        with sys.stdin if path == "-" else Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield _ids(recommender, _parse(line.strip()))
+                except InputError as error:
+                    raise InputError(f"{path}, line {number}: {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text in UTF-8: {error}") from None
+
+
+def _parse(line: str) -> list[Any]:
+    if not line.startswith(("[", "{")):
+        return _words(line)
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"not readable as JSON: {error}") from None
+    history = value.get("history") if isinstance(value, dict) else value
+    if not isinstance(history, list):
+        raise InputError("expected a list of item ids, or an object with a history")
+    return history
+
+
+def _words(text: str) -> list[Any]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _ids(recommender: Recommender, values: list[Any]) -> list[ExternalId]:
+    """Take words for numbers where the catalogue has numbers."""
+    if not isinstance(recommender.item_ids, IntegerIds):
+        return [str(value) for value in values]
+    return [
+        int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
+        for value in values
+    ]
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)  # noqa: T201

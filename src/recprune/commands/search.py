@@ -1,0 +1,48 @@
+"""`recprune search`: the exact top K from a saved index."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import numpy as np
+
+from recprune.commands.array_files import read_array
+from recprune.index import Index
+from recprune.methods import METHODS
+from recprune.types import Json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    parser.add_argument("index", metavar="FOLDER")
+    parser.add_argument("queries", metavar="QUERIES", help=".npy of float32 [queries, d]")
+    parser.add_argument("-k", type=int, default=10, help="default %(default)s")
+    parser.add_argument(
+        "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    parser.add_argument("--json", action="store_true", help="one JSON object a query, in lines")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    index = Index.load(parsed.index)
+    queries = np.atleast_2d(read_array(parsed.queries))
+    top = index.search(queries, parsed.k, method=parsed.method, threads=parsed.threads)
+    microseconds = top.stats.nanoseconds / 1000
+    for query in range(len(queries)):
+        ids, scores = top.ids[query].tolist(), top.scores[query].tolist()
+        answer: Json = {
+            "ids": ids,
+            "scores": [score if math.isfinite(score) else None for score in scores],
+            "method": top.stats.method[query],
+            "exact": bool(top.stats.exact[query]),
+            "microseconds": round(float(microseconds[query]), 1),
+        }
+        if parsed.json:
+            print(json.dumps(answer))  # noqa: T201
+        else:
+            found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
+            print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201

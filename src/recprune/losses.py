@@ -1,0 +1,51 @@
+"""What a model is punished for: pure functions of the scores of a positive and of its negatives.
+
+All are written with softplus(x) = log(1 + eˣ), which neither overflows nor loses small values, so
+they are as exact in float32 as their inputs. −log σ(s) is softplus(−s), −log(1 − σ(s)) is
+softplus(s).
+"""
+
+from __future__ import annotations
+
+from recprune.types import InputError, needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor
+    from torch.nn.functional import softplus
+
+
+def bce(positive: Tensor, negatives: Tensor) -> Tensor:
+    """Binary cross-entropy, the loss of SASRec: [positions] and [positions, negatives] → a number.
+
+    The mean over all 1 + k decisions of a position, and over positions.
+    """
+    return gbce(positive, negatives, beta=1.0)
+
+
+def gbce(positive: Tensor, negatives: Tensor, beta: float) -> Tensor:
+    """Generalised binary cross-entropy (Petrov and Macdonald, RecSys 2023).
+
+    −(log σ^β(s⁺) + Σ log(1 − σ(s⁻))) / (k + 1), the mean over positions. As the power is inside
+    the logarithm, it is just a factor.
+    """
+    positive, negatives = positive.float(), negatives.float()
+    total = beta * softplus(-positive) + softplus(negatives).sum(-1)
+    return total.mean() / (1 + negatives.shape[-1])
+
+
+def gbce_beta(num_negatives: int, num_items: int, calibration: float) -> float:
+    """Return β for a calibration t: α (t (1 − 1/α) + 1/α), with α = k / (|I| − 1).
+
+    t = 0 gives β = 1, plain BCE; t = 1 gives β = α, with which scores become probabilities.
+    """
+    if num_items < 2:
+        raise InputError(f"{num_items} items: there is nothing to sample negatives from")
+    rate = min(1.0, num_negatives / (num_items - 1))
+    return rate * (calibration * (1.0 - 1.0 / rate) + 1.0 / rate)
+
+
+def sampled_softmax(positive: Tensor, negatives: Tensor) -> Tensor:
+    """Cross-entropy of choosing the positive among it and its negatives, mean over positions."""
+    positive, negatives = positive.float(), negatives.float()
+    return softplus(torch.logsumexp(negatives - positive.unsqueeze(-1), dim=-1)).mean()

@@ -1,0 +1,1 @@
+"""Encoders and item embeddings, which fit each other in any combination."""

@@ -1,0 +1,128 @@
+"""Vectors of items, and scores of items: RecJPQ's shared sub-items, or a plain full table.
+
+Both answer the same two questions, so that every encoder works with either. Neither ever builds a
+score for every item at every position, and RecJPQ never builds the vectors of all items.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from recprune.types import CodeArray, InputError, needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor, nn
+
+# Small enough that dot products with normalised states begin near zero.
+_INITIAL_SCALE = 0.05
+
+
+class ItemEmbedding(Protocol):
+    """What an encoder needs to know of the items."""
+
+    num_items: int
+    width: int
+
+    def vectors(self, items: Tensor) -> Tensor:
+        """Return the vectors of items, [..., d]."""
+        ...
+
+    def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
+        """Return the scores of given items: [positions, d] and [positions, c] → [positions, c]."""
+        ...
+
+    def score_table(self, sequence_embeddings: Tensor) -> Tensor:
+        """Return what the scores of all items are computed from, [positions, ...]."""
+        ...
+
+    def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the scores of items first … last − 1 from that, [positions, last − first]."""
+        ...
+
+
+class RecJPQEmbedding(nn.Module):
+    """RecJPQ (Petrov and Macdonald, WSDM 2024): an item's vector is made of M sub-item vectors."""
+
+    codes: Tensor  # [num_items, M]
+
+    def __init__(self, codes: CodeArray, num_sub_items: int, width: int) -> None:
+        super().__init__()
+        num_splits = codes.shape[1]
+        if width % num_splits:
+            raise InputError(f"width {width} is not a multiple of the {num_splits} splits")
+        self.num_items, self.num_splits = codes.shape
+        self.num_sub_items = num_sub_items
+        self.width = width
+        shape = (num_splits, num_sub_items, width // num_splits)
+        self.sub_item_embeddings = nn.Parameter(torch.randn(shape) * _INITIAL_SCALE)
+        # Not trained and not part of a checkpoint: it is the codebook's.
+        narrow = np.uint8 if num_sub_items <= 256 else np.int32
+        self.register_buffer("codes", torch.from_numpy(np.array(codes, narrow)), persistent=False)
+
+    def vectors(self, items: Tensor) -> Tensor:
+        """Return the vectors of items: their sub-item vectors, one after the other."""
+        flat = self._flat_codes(items)
+        table = self.sub_item_embeddings.flatten(0, 1)  # [M · B, d / M]
+        return nn.functional.embedding(flat, table).flatten(-2)
+
+    def score_table(self, sequence_embeddings: Tensor) -> Tensor:
+        """Return the sub-item scores S, [positions, M, B]."""
+        parts = sequence_embeddings.view(-1, self.num_splits, self.width // self.num_splits)
+        # A product per split, [M, positions, d / M] with [M, d / M, B]. In float32: a score is a
+        # sum of eight of these.
+        with torch.autocast(sequence_embeddings.device.type, enabled=False):
+            products = torch.bmm(
+                parts.float().transpose(0, 1), self.sub_item_embeddings.transpose(1, 2)
+            )
+        return products.transpose(0, 1)
+
+    def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
+        """Return the scores of given items, looked up in S and added."""
+        table = self.score_table(sequence_embeddings).flatten(1)  # [positions, M · B]
+        flat = self._flat_codes(items).flatten(1)  # [positions, c · M]
+        return table.gather(1, flat).view(*items.shape, self.num_splits).sum(-1)
+
+    def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the scores of a range of items, added in split order like the search does."""
+        codes = self.codes[first:last].long()
+        total = table[:, 0, codes[:, 0]]
+        for split in range(1, self.num_splits):
+            total += table[:, split, codes[:, split]]
+        return total
+
+    def _flat_codes(self, items: Tensor) -> Tensor:
+        """Return the codes of items as rows of the flattened table, [..., M]."""
+        starts = torch.arange(self.num_splits, device=items.device) * self.num_sub_items
+        return self.codes[items].long() + starts
+
+
+class FullEmbedding(nn.Module):
+    """A vector of its own for every item, as in the uncompressed models."""
+
+    def __init__(self, num_items: int, width: int) -> None:
+        super().__init__()
+        self.num_items = num_items
+        self.width = width
+        self.item_embeddings = nn.Parameter(torch.randn(num_items, width) * _INITIAL_SCALE)
+
+    def vectors(self, items: Tensor) -> Tensor:
+        """Return the vectors of items."""
+        return nn.functional.embedding(items, self.item_embeddings)
+
+    def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
+        """Return the scores of given items: the dot products with their vectors."""
+        # For few items, all scores of a position are less than the vectors of its candidates.
+        if self.num_items <= items.shape[1] * self.width:
+            return (sequence_embeddings @ self.item_embeddings.T).gather(1, items)
+        return torch.einsum("pd,pcd->pc", sequence_embeddings, self.vectors(items))
+
+    def score_table(self, sequence_embeddings: Tensor) -> Tensor:
+        """Return the sequence embeddings themselves."""
+        return sequence_embeddings
+
+    def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
+        """Return the scores of a range of items."""
+        return table @ self.item_embeddings[first:last].T

@@ -1,0 +1,358 @@
+"""The recommender: histories of external item ids in, the best items out. One folder on disk.
+
+It holds an encoder, an index, the ids of the items and their popularity, and needs neither torch
+nor the log that it was trained on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.arguments import MAX_ITEMS, checked_count
+from recprune.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.identifiers import ExternalId, ExternalIds, ids_from_arrays
+from recprune.index import Index
+from recprune.methods import Method
+from recprune.prepared import Prepared, prepare
+from recprune.results import SearchStats
+from recprune.settings import Settings, find_preset
+from recprune.storage import load_folder, save_folder
+from recprune.types import (
+    MAX_SUB_ITEMS,
+    Float32Array,
+    InputError,
+    Int32Array,
+    Int64Array,
+    Json,
+    MissingExtraError,
+    StorageError,
+    frozen,
+)
+
+if TYPE_CHECKING:
+    from recprune.interactions import Interactions
+
+KIND = "recommender"
+_VERSION = 1
+
+EncoderKind = Literal["auto", "onnx", "torch"]
+
+
+@dataclass(slots=True, eq=False)
+class Recommendations:
+    """The best items for each history. Rows are padded with −1 and −∞ where there are fewer."""
+
+    items: list[list[ExternalId]]  # external ids, not padded
+    ids: Int64Array  # internal ids, [histories, k]
+    scores: Float32Array  # for a history without known items: its popularity, in interactions
+    unknown: list[list[ExternalId]]  # ids in each history that the catalogue does not have
+    by_popularity: NDArray[np.bool_]  # which histories had nothing to go by
+    stats: SearchStats | None  # of the searches, for the histories that had
+    milliseconds: dict[str, float]  # spent in each stage
+
+
+class Recommender:
+    """Recommends the next items. Immutable, and safe to share between threads."""
+
+    def __init__(
+        self,
+        index: Index,
+        encoder: Encoder,
+        item_ids: ExternalIds,
+        popularity: Int64Array,
+        settings: Json,
+        weights: dict[str, NDArray[Any]],
+        onnx: bytes,
+    ) -> None:
+        """Use `fit`, `from_training` or `load`."""
+        frozen(popularity)
+        self.index = index
+        self.encoder = encoder
+        self.item_ids = item_ids
+        self.popularity = popularity  # training interactions of every item
+        self.settings = settings  # of the model, its training and its data
+        self._weights = weights
+        self._onnx = onnx
+        self._most_popular = np.argsort(-popularity, kind="stable")
+
+    def __repr__(self) -> str:
+        model = self.settings["model"]
+        return f"Recommender({model['architecture']}, {len(self.item_ids):,} items)"
+
+    # Making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        log: Interactions,
+        preset: str = "gsasrec",
+        *,
+        num_splits: int = 8,
+        num_sub_items: int = 256,
+        train_fraction: float = 0.9,
+        device: str = "auto",
+        out: str | Path | None = None,
+        **values: Any,
+    ) -> Recommender:
+        """Train a model of a log and return its recommender.
+
+        Further arguments are settings of the model and of its training, by name. `out` keeps what
+        training leaves on disk. For long runs, and for other machines, the commands `prepare`,
+        `train` and `export` do the same in three steps.
+        """
+        from recprune.codebook import assign_svd
+        from recprune.holdout import temporal_holdout
+        from recprune.training import train
+
+        settings = find_preset(preset).with_values(values)
+        seed = settings.training.seed
+        holdout = temporal_holdout(log, train_fraction=train_fraction, seed=seed)
+        codebook = assign_svd(
+            holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
+        )
+        prepared = prepare(holdout, codebook, {"holdout": "temporal", "seed": seed})
+        with TemporaryDirectory() as scratch:
+            folder = Path(out) if out is not None else Path(scratch)
+            train(prepared, settings, folder, device=device)
+            return cls.from_training(prepared, folder)
+
+    @classmethod
+    def from_training(cls, prepared: Prepared, folder: str | Path) -> Recommender:
+        """Put the best model of a training together with the catalogue that it was trained on."""
+        from recprune.checkpoint import load_model, model_arrays
+        from recprune.encoder_export import export_encoder
+
+        model, settings = load_model(folder, prepared.codes, prepared.num_sub_items)
+        weights = model_arrays(model)
+        if settings.model.embedding == "recjpq":
+            codes: NDArray[Any] = prepared.codes
+            embeddings = weights["embedding.sub_item_embeddings"]
+        else:
+            # One split in which every item is its own sub-item: the same scores, and no new case.
+            codes, embeddings = _own_sub_items(weights["embedding.item_embeddings"])
+        index = Index.build(codes, embeddings)
+        return cls(
+            index,
+            TorchEncoder(model, settings.model.length),
+            prepared.item_ids,
+            prepared.training_counts(),
+            settings.to_json() | {"preparation": prepared.settings},
+            weights,
+            export_encoder(model),
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the recommender as a folder, in place of an older one if there is one."""
+        index_settings, index_arrays = self.index.parts()
+        arrays: dict[str, NDArray[Any]] = {
+            "popularity": self.popularity,
+            "encoder_onnx": np.frombuffer(self._onnx, np.uint8),
+            **self.item_ids.to_arrays("item_ids"),
+            **{f"index_{name}": array for name, array in index_arrays.items()},
+            # The vectors of the items are the index's already.
+            **{
+                f"weights_{name}": array
+                for name, array in self._weights.items()
+                if not name.startswith("embedding.")
+            },
+        }
+        settings = {"index": index_settings, "recommender": self.settings}
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        encoder: EncoderKind = "auto",
+        threads: int = 1,
+        verify: bool = False,
+    ) -> Recommender:
+        """Memory-map a saved recommender; `verify` compares every byte with its checksum first.
+
+        The encoder runs with ONNX Runtime, on so many threads, or with torch; `auto` prefers the
+        former.
+        """
+        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        try:
+            own = settings["recommender"]
+            index = Index.from_parts(settings["index"], _with_prefix(arrays, "index_"), str(folder))
+            item_ids = ids_from_arrays(arrays, "item_ids")
+            if item_ids is None:
+                raise KeyError("item_ids")
+            weights = _with_prefix(arrays, "weights_")
+            onnx = arrays["encoder_onnx"].tobytes()
+            popularity = arrays["popularity"]
+            model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
+        except KeyError as error:
+            raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
+        chosen: Encoder
+        try:
+            if encoder == "torch":
+                raise MissingExtraError  # on to torch
+            vectors = _item_vectors(index, model_settings)
+            chosen = OnnxEncoder(onnx, vectors, model_settings.model.length, threads=threads)
+        except MissingExtraError:
+            if encoder == "onnx":
+                raise
+            chosen = _torch_encoder(index, model_settings, weights)
+        return cls(index, chosen, item_ids, popularity, own, weights, onnx)
+
+    # Asking it -----------------------------------------------------------------------------------
+
+    def recommend(
+        self,
+        histories: Sequence[Sequence[ExternalId]],
+        k: int = 10,
+        *,
+        exclude_seen: bool = True,
+        allow: Sequence[ExternalId] | NDArray[np.bool_] | None = None,
+        method: str | Method = "auto",
+        threads: int = 1,
+    ) -> Recommendations:
+        """Return the best k items for each history of external ids, oldest first.
+
+        Items that the catalogue does not have are left out and reported. A history of which nothing
+        is left gets the most popular items. `exclude_seen` leaves out what is in the history;
+        `allow` restricts the answer to some items, given by id or as a mask over the catalogue.
+        """
+        clock = _Clock()
+        k = checked_count(k, "k")
+        if not 0 <= k < MAX_ITEMS:
+            raise InputError(f"k is {k}, expected an integer from 0 to below {MAX_ITEMS}")
+        known, unknown = self._internal(histories)
+        allowed = self._allowed(allow)
+        clock.lap("look up")
+        answered = [place for place, items in enumerate(known) if len(items)]
+        ids = np.full((len(known), k), -1, np.int64)
+        scores = np.full((len(known), k), -np.inf, np.float32)
+        stats = None
+        if answered:
+            embeddings = self.encoder.encode([known[place] for place in answered])
+            clock.lap("encode")
+            tables = self.index.sub_item_scores(embeddings)
+            clock.lap("sub-item scores")
+            top = self.index.search_scores(
+                tables,
+                k,
+                method=method,
+                exclude=[known[place] for place in answered] if exclude_seen else None,
+                allow=allowed,
+                threads=threads,
+            )
+            ids[answered], scores[answered], stats = top.ids, top.scores, top.stats
+            clock.lap("search")
+        by_popularity = np.ones(len(known), np.bool_)
+        by_popularity[answered] = False
+        for place in np.flatnonzero(by_popularity):
+            best = self._most_popular if allowed is None else self._most_popular[
+                allowed[self._most_popular]
+            ]  # fmt: skip
+            best = best[:k]
+            ids[place, : len(best)] = best
+            scores[place, : len(best)] = self.popularity[best]
+        items = [self.item_ids.take(row[row >= 0].tolist()) for row in ids]
+        clock.lap("answer")
+        return Recommendations(
+            [list(row) for row in items], ids, scores, unknown, by_popularity, stats, clock.laps
+        )
+
+    def _internal(
+        self, histories: Sequence[Sequence[ExternalId]]
+    ) -> tuple[list[Int32Array], list[list[ExternalId]]]:
+        """Return the internal ids of histories, and the external ids that nobody knows."""
+        if isinstance(histories, str | bytes):
+            raise InputError("histories is a text, expected a sequence of histories")
+        known: list[Int32Array] = []
+        unknown: list[list[ExternalId]] = []
+        for place, history in enumerate(histories):
+            if isinstance(history, str | bytes | int) or not hasattr(history, "__iter__"):
+                raise InputError(f"histories[{place}] is {history!r}, expected a sequence of ids")
+            found = [(external_id, self.item_ids.find(external_id)) for external_id in history]
+            known.append(np.array([item for _, item in found if item >= 0], np.int32))
+            unknown.append([external_id for external_id, item in found if item < 0])
+        return known, unknown
+
+    def _allowed(
+        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | None
+    ) -> NDArray[np.bool_] | None:
+        if allow is None:
+            return None
+        if isinstance(allow, np.ndarray) and allow.dtype == np.bool_:
+            if allow.shape != (len(self.item_ids),):
+                raise InputError(
+                    f"allow has shape {list(allow.shape)}, expected [{len(self.item_ids)}]"
+                )
+            return allow
+        mask = np.zeros(len(self.item_ids), np.bool_)
+        for place, external_id in enumerate(allow):
+            item = self.item_ids.find(external_id)
+            if item < 0:
+                raise InputError(f"allow[{place}] is {external_id!r}: not in the catalogue")
+            mask[item] = True
+        return mask
+
+
+class _Clock:
+    """Milliseconds between one call and the next."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = 1000.0 * (now - self._last)
+        self._last = now
+
+
+def _own_sub_items(item_embeddings: Float32Array) -> tuple[NDArray[np.uint16], Float32Array]:
+    num_items = len(item_embeddings)
+    if num_items > MAX_SUB_ITEMS:
+        raise InputError(
+            f"{num_items:,} items with a full table; a recommender serves up to {MAX_SUB_ITEMS:,} "
+            "of these: use the recjpq embedding"
+        )
+    # Two rows at least, for an index has no less; a code of its own for every item.
+    table = np.zeros((1, max(2, num_items), item_embeddings.shape[1]), np.float32)
+    table[0, :num_items] = item_embeddings
+    return np.arange(num_items, dtype=np.uint16)[:, None], table
+
+
+def _item_vectors(index: Index, settings: Settings) -> ItemVectors:
+    embeddings = index.sub_item_embeddings()
+    if settings.model.embedding == "full":
+        return ItemVectors.from_table(np.ascontiguousarray(embeddings[0, : index.num_items]))
+    return ItemVectors.from_codes(index.item_codes(), embeddings)
+
+
+def _torch_encoder(
+    index: Index, settings: Settings, weights: dict[str, NDArray[Any]]
+) -> TorchEncoder:
+    from recprune.checkpoint import model_from_arrays
+
+    embeddings = np.array(index.sub_item_embeddings())
+    if settings.model.embedding == "full":
+        embedding = {"embedding.item_embeddings": embeddings[0, : index.num_items]}
+    else:
+        embedding = {"embedding.sub_item_embeddings": embeddings}
+    model = model_from_arrays(
+        settings, index.item_codes(), index.num_sub_items, weights | embedding
+    )
+    return TorchEncoder(model, settings.model.length)
+
+
+def _with_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,301 @@
+"""Training, visible in one place: epochs, early stopping, checkpoints.
+
+Chance is drawn anew for every step from the seed and the number of the step, never carried along.
+So a run that was interrupted and resumed takes exactly the steps that it would have taken anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+
+from recprune.batches import Batch, epoch_users, make_batch
+from recprune.checkpoint import (
+    CHECKPOINT,
+    EPOCHS,
+    State,
+    load_checkpoint,
+    save_checkpoint,
+    save_model,
+)
+from recprune.losses import bce, gbce, gbce_beta, sampled_softmax
+from recprune.prepared import Prepared
+from recprune.sequence_model import (
+    SequenceModel,
+    build_model,
+    encode_histories,
+    ndcg_at,
+    target_ranks,
+)
+from recprune.settings import Settings
+from recprune.storage import writing_file
+from recprune.types import InputError, InterruptedWorkError, RecpruneError, needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor
+
+_CHECKPOINT_EVERY = 60.0  # seconds; an epoch may take one
+_REPORT_EVERY = 32  # steps; looking at the loss makes the processor wait for the device
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """How one epoch went."""
+
+    epoch: int
+    loss: float
+    ndcg: float  # @10, of the validation users
+    best: bool
+    steps: int  # so far
+    steps_per_second: float
+    seconds: float  # of the whole training, so far
+
+
+Report = Callable[[EpochReport], None]
+StepReport = Callable[[int, int, float], None]  # step of the epoch, steps in it, loss
+
+
+def train(
+    prepared: Prepared,
+    settings: Settings,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    compiled: bool = False,
+    max_seconds: float = math.inf,
+    on_epoch: Report = lambda _: None,
+    on_steps: StepReport = lambda *_: None,
+) -> State:
+    """Train a model and return where that ended.
+
+    `out` gets the best weights, a line of JSON about every epoch, and a checkpoint that is renewed
+    every minute. With `resume`, an earlier run in `out` goes on where it stopped. After
+    `max_seconds` no new epoch is begun.
+    """
+    folder = Path(out)
+    chosen = _find_device(device)
+    torch.manual_seed(settings.training.seed)
+    model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(chosen)
+    optimiser = torch.optim.Adam(
+        model.parameters(), settings.training.learning_rate, fused=chosen.type == "cuda"
+    )
+    checksum = prepared.checksum()
+    state = _begin(folder, settings, checksum, model, optimiser, resume)
+    step_loss = _step_loss(model, prepared, settings, chosen, compiled)
+    if chosen.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+
+    def save() -> None:
+        save_checkpoint(folder / CHECKPOINT, settings, checksum, model, optimiser, state)
+
+    saved_at = state.seconds
+    begun = time.monotonic() - state.seconds
+    with _interruptible() as asked_to_stop:
+        while not _is_finished(state, settings) and state.seconds < max_seconds:
+            users = epoch_users(prepared, settings, state.epoch)
+            size = settings.training.batch_size
+            num_batches = -(-len(users) // size)
+            epoch_begun, first_number = time.monotonic(), state.batch
+            model.train()
+            losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=chosen)
+            for number in range(state.batch, num_batches):
+                batch_users = users[number * size : (number + 1) * size]
+                batch = make_batch(prepared, batch_users, settings, state.epoch, number)
+                torch.manual_seed(_step_seed(settings, state.epoch, number))
+                loss = step_loss(batch)
+                optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                if settings.training.clip_norm:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.clip_norm)
+                optimiser.step()
+                losses += loss.detach()
+                if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
+                    _refuse_nan(float(losses), state, number)
+                    on_steps(number + 1, num_batches, float(loss.detach()))
+                if asked_to_stop():
+                    state.batch, state.loss_sum = number + 1, float(losses)
+                    state.seconds = time.monotonic() - begun
+                    save()
+                    raise InterruptedWorkError(
+                        f"interrupted in epoch {state.epoch + 1} after {number + 1} of "
+                        f"{num_batches} steps; all is saved: go on with --resume"
+                    )
+            seconds = time.monotonic() - epoch_begun
+            ndcg = validation_ndcg(model, prepared, settings)
+            best = ndcg > state.best_ndcg
+            state.epochs_without_best = 0 if best else state.epochs_without_best + 1
+            state.best_ndcg = max(ndcg, state.best_ndcg)
+            state.steps += num_batches
+            state.seconds = time.monotonic() - begun
+            report = EpochReport(
+                state.epoch + 1,
+                float(losses) / num_batches,
+                ndcg,
+                best,
+                state.steps,
+                (num_batches - first_number) / max(seconds, 1e-9),
+                state.seconds,
+            )
+            state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
+            if best:
+                save_model(folder, settings, model, prepared, ndcg)
+            _append_line(folder / EPOCHS, report)
+            on_epoch(report)
+            ends = _is_finished(state, settings) or state.seconds >= max_seconds
+            if ends or state.seconds >= saved_at + _CHECKPOINT_EVERY:
+                save()
+                saved_at = state.seconds
+    return state
+
+
+def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings) -> float:
+    """Return NDCG@10 of the validation users, over the full catalogue."""
+    targets = prepared.validation
+    count = min(settings.training.validation_users, len(targets))
+    histories = [prepared.history(targets, target) for target in range(count)]
+    embeddings = encode_histories(model, settings.model.length, histories)
+    seen = histories if settings.training.exclude_seen else None
+    ranks = target_ranks(model, embeddings, targets.items[:count], seen)
+    return ndcg_at(ranks, 10)
+
+
+def _find_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {name!r} cannot be used here: {reason}") from None
+    return device
+
+
+def _begin(
+    folder: Path,
+    settings: Settings,
+    checksum: str,
+    model: SequenceModel,
+    optimiser: torch.optim.Adam,
+    resume: bool,
+) -> State:
+    """Return the state to begin with: that of the checkpoint, or a fresh one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT
+    if resume:
+        state = load_checkpoint(checkpoint, settings, checksum, model, optimiser)
+        _keep_lines(folder / EPOCHS, state.epoch)
+        return state
+    if checkpoint.exists():
+        raise InputError(f"{folder}: holds a training already: go on with --resume, or remove it")
+    _keep_lines(folder / EPOCHS, 0)
+    return State()
+
+
+def _step_loss(
+    model: SequenceModel,
+    prepared: Prepared,
+    settings: Settings,
+    device: torch.device,
+    compiled: bool,
+) -> Callable[[Batch], Tensor]:
+    """Return the function from a batch to its loss."""
+    training = settings.training
+    beta = gbce_beta(training.num_negatives, prepared.num_items, training.calibration)
+    # What all scores have in common changes no ranking, but against hundreds of negatives a model
+    # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
+    # they would all turn the same way and take long to part again; so it begins there.
+    offset = math.log(beta / training.num_negatives)
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "bce": bce,
+        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
+        "softmax": sampled_softmax,
+    }
+    loss = losses[training.loss]
+
+    def compute(
+        items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
+    ) -> Tensor:
+        # Uniform, and drawn where they are needed.
+        negatives = torch.randint(
+            prepared.num_items, (len(targets), training.num_negatives), device=device
+        )
+        candidates = torch.cat([targets.unsqueeze(1), negatives], dim=1)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            states = model.forward_packed(items, places, segments)
+            scores = model.embedding.scores(states.flatten(0, 1)[positions], candidates)
+        return loss(scores[:, 0], scores[:, 1:])
+
+    computed = torch.compile(compute, dynamic=True) if compiled else compute
+
+    def step_loss(batch: Batch) -> Tensor:
+        arrays = (batch.items, batch.places, batch.segments, batch.positions, batch.targets)
+        return computed(
+            *(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
+        )
+
+    return step_loss
+
+
+def _step_seed(settings: Settings, epoch: int, number: int) -> int:
+    sequence = np.random.SeedSequence([settings.training.seed, 3, epoch, number])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _is_finished(state: State, settings: Settings) -> bool:
+    training = settings.training
+    return state.epoch >= training.max_epochs or state.epochs_without_best >= training.patience
+
+
+def _refuse_nan(total: float, state: State, number: int) -> None:
+    if not math.isfinite(total):
+        first = max(0, number - _REPORT_EVERY + 1)
+        raise RecpruneError(
+            f"the loss became {total} in epoch {state.epoch + 1}, between steps {first + 1} and "
+            f"{number + 1}: try a lower learning_rate. What was saved before is whole"
+        )
+
+
+def _keep_lines(path: Path, epochs: int) -> None:
+    """Leave only the lines of epochs that will not be run again."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    with writing_file(path) as temporary:
+        temporary.write_text("".join(lines[:epochs]), encoding="utf-8")
+
+
+def _append_line(path: Path, report: EpochReport) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(report)) + "\n")
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a question that the loop asks; a second one stops at once."""
+    asked = False
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        before = signal.signal(signal.SIGINT, handle)
+    except ValueError:  # not in the main thread, where signals arrive
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
