@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
 
 _MAX_SPLITS = 64
+_MAX_THREADS = 1024
 _FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
 
@@ -72,6 +73,13 @@ def checked_count(count: Any, name: str) -> int:
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise InputError(f"{name} is {count!r}, expected an integer")
     return int(count)
+
+
+def checked_threads(threads: Any) -> int:
+    """Return a number of threads."""
+    if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
+        raise InputError(f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}")
+    return threads
 
 
 def refuse_infinite(array: Float32Array, name: str) -> None:

@@ -86,7 +86,10 @@ class StringIds:
         """Return the internal id of `external_id`, or −1 where there is none."""
         if not isinstance(external_id, str):
             return -1
-        wanted = external_id.encode()
+        try:
+            wanted = external_id.encode()
+        except UnicodeEncodeError:  # half a character: in no file that could be read
+            return -1
         position = bisect_left(range(len(self)), wanted, key=self._bytes)
         return position if position < len(self) and self._bytes(position) == wanted else -1
 

@@ -19,6 +19,7 @@ from recprune.arguments import (
     checked_count,
     checked_exclude,
     checked_queries,
+    checked_threads,
     eligible,
     refuse_infinite,
 )
@@ -51,7 +52,6 @@ Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
 _VERSION = 1
-_MAX_THREADS = 1024
 
 
 class Index:
@@ -317,10 +317,7 @@ class Index:
             k = checked_count(k, "k")
         if not 0 <= k < MAX_ITEMS:
             raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
-        if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
-            raise InputError(
-                f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}"
-            )
+        checked_threads(threads)
         batch, single = checked_queries(queries, name, shape)
         offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
         allowed = checked_allow(allow, len(batch), self.num_items)

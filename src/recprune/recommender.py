@@ -7,20 +7,20 @@ nor the log that it was trained on.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.arguments import MAX_ITEMS, checked_count
+from recprune.arguments import MAX_ITEMS, checked_count, checked_threads
 from recprune.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.index import Index
-from recprune.methods import Method
+from recprune.methods import Default, Method, find_method
 from recprune.prepared import Prepared, prepare
 from recprune.results import SearchStats
 from recprune.settings import Settings, find_preset
@@ -70,7 +70,7 @@ class Recommender:
         popularity: Int64Array,
         settings: Json,
         weights: dict[str, NDArray[Any]],
-        onnx: bytes,
+        export: Callable[[], bytes],
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
@@ -80,7 +80,7 @@ class Recommender:
         self.popularity = popularity  # training interactions of every item
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
-        self._onnx = onnx
+        self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
     def __repr__(self) -> str:
@@ -113,6 +113,8 @@ class Recommender:
         from recprune.training import train
 
         settings = find_preset(preset).with_values(values)
+        if settings.model.embedding == "full":
+            _check_full_size(log.num_items)  # before hours of training
         seed = settings.training.seed
         holdout = temporal_holdout(log, train_fraction=train_fraction, seed=seed)
         codebook = assign_svd(
@@ -146,7 +148,7 @@ class Recommender:
             prepared.training_counts(),
             settings.to_json() | {"preparation": prepared.settings},
             weights,
-            export_encoder(model),
+            lambda: export_encoder(model),
         )
 
     def save(self, folder: str | Path) -> None:
@@ -154,7 +156,7 @@ class Recommender:
         index_settings, index_arrays = self.index.parts()
         arrays: dict[str, NDArray[Any]] = {
             "popularity": self.popularity,
-            "encoder_onnx": np.frombuffer(self._onnx, np.uint8),
+            "encoder_onnx": np.frombuffer(self._export(), np.uint8),
             **self.item_ids.to_arrays("item_ids"),
             **{f"index_{name}": array for name, array in index_arrays.items()},
             # The vectors of the items are the index's already.
@@ -181,6 +183,9 @@ class Recommender:
         The encoder runs with ONNX Runtime, on so many threads, or with torch; `auto` prefers the
         former.
         """
+        if encoder not in get_args(EncoderKind):
+            expected = ", ".join(get_args(EncoderKind))
+            raise InputError(f"encoder is {encoder!r}, expected one of {expected}")
         settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
         try:
             own = settings["recommender"]
@@ -194,17 +199,11 @@ class Recommender:
             model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
-        chosen: Encoder
         try:
-            if encoder == "torch":
-                raise MissingExtraError  # on to torch
-            vectors = _item_vectors(index, model_settings)
-            chosen = OnnxEncoder(onnx, vectors, model_settings.model.length, threads=threads)
-        except MissingExtraError:
-            if encoder == "onnx":
-                raise
-            chosen = _torch_encoder(index, model_settings, weights)
-        return cls(index, chosen, item_ids, popularity, own, weights, onnx)
+            chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
+        except StorageError as error:
+            raise StorageError(f"{folder}: {error}") from None
+        return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx)
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -228,6 +227,8 @@ class Recommender:
         k = checked_count(k, "k")
         if not 0 <= k < MAX_ITEMS:
             raise InputError(f"k is {k}, expected an integer from 0 to below {MAX_ITEMS}")
+        chosen, _ = find_method(method)
+        checked_threads(threads)
         known, unknown = self._internal(histories)
         allowed = self._allowed(allow)
         clock.lap("look up")
@@ -238,16 +239,17 @@ class Recommender:
         if answered:
             embeddings = self.encoder.encode([known[place] for place in answered])
             clock.lap("encode")
-            tables = self.index.sub_item_scores(embeddings)
-            clock.lap("sub-item scores")
-            top = self.index.search_scores(
-                tables,
-                k,
-                method=method,
-                exclude=[known[place] for place in answered] if exclude_seen else None,
-                allow=allowed,
-                threads=threads,
-            )
+            exclude = [known[place] for place in answered] if exclude_seen else None
+            if isinstance(chosen, Default):  # the one method that works without sub-item scores
+                top = self.index.search(
+                    embeddings, k, method=chosen, exclude=exclude, allow=allowed
+                )
+            else:
+                tables = self.index.sub_item_scores(embeddings)
+                clock.lap("sub-item scores")
+                top = self.index.search_scores(
+                    tables, k, method=chosen, exclude=exclude, allow=allowed, threads=threads
+                )
             ids[answered], scores[answered], stats = top.ids, top.scores, top.stats
             clock.lap("search")
         by_popularity = np.ones(len(known), np.bool_)
@@ -269,12 +271,12 @@ class Recommender:
         self, histories: Sequence[Sequence[ExternalId]]
     ) -> tuple[list[Int32Array], list[list[ExternalId]]]:
         """Return the internal ids of histories, and the external ids that nobody knows."""
-        if isinstance(histories, str | bytes):
-            raise InputError("histories is a text, expected a sequence of histories")
+        if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
+            raise InputError(f"histories is {histories!r}, expected a sequence of histories")
         known: list[Int32Array] = []
         unknown: list[list[ExternalId]] = []
         for place, history in enumerate(histories):
-            if isinstance(history, str | bytes | int) or not hasattr(history, "__iter__"):
+            if isinstance(history, str | bytes) or not hasattr(history, "__iter__"):
                 raise InputError(f"histories[{place}] is {history!r}, expected a sequence of ids")
             found = [(external_id, self.item_ids.find(external_id)) for external_id in history]
             known.append(np.array([item for _, item in found if item >= 0], np.int32))
@@ -292,6 +294,8 @@ class Recommender:
                     f"allow has shape {list(allow.shape)}, expected [{len(self.item_ids)}]"
                 )
             return allow
+        if isinstance(allow, str | bytes) or not hasattr(allow, "__iter__"):
+            raise InputError(f"allow is {allow!r}, expected a sequence of item ids, or a mask")
         mask = np.zeros(len(self.item_ids), np.bool_)
         for place, external_id in enumerate(allow):
             item = self.item_ids.find(external_id)
@@ -314,13 +318,17 @@ class _Clock:
         self._last = now
 
 
-def _own_sub_items(item_embeddings: Float32Array) -> tuple[NDArray[np.uint16], Float32Array]:
-    num_items = len(item_embeddings)
+def _check_full_size(num_items: int) -> None:
     if num_items > MAX_SUB_ITEMS:
         raise InputError(
             f"{num_items:,} items with a full table; a recommender serves up to {MAX_SUB_ITEMS:,} "
             "of these: use the recjpq embedding"
         )
+
+
+def _own_sub_items(item_embeddings: Float32Array) -> tuple[NDArray[np.uint16], Float32Array]:
+    num_items = len(item_embeddings)
+    _check_full_size(num_items)
     # Two rows at least, for an index has no less; a code of its own for every item.
     table = np.zeros((1, max(2, num_items), item_embeddings.shape[1]), np.float32)
     table[0, :num_items] = item_embeddings
@@ -332,6 +340,24 @@ def _item_vectors(index: Index, settings: Settings) -> ItemVectors:
     if settings.model.embedding == "full":
         return ItemVectors.from_table(np.ascontiguousarray(embeddings[0, : index.num_items]))
     return ItemVectors.from_codes(index.item_codes(), embeddings)
+
+
+def _encoder(
+    kind: EncoderKind,
+    index: Index,
+    settings: Settings,
+    weights: dict[str, NDArray[Any]],
+    onnx: bytes,
+    threads: int,
+) -> Encoder:
+    if kind != "torch":
+        try:
+            vectors = _item_vectors(index, settings)
+            return OnnxEncoder(onnx, vectors, settings.model.length, threads=threads)
+        except MissingExtraError:
+            if kind == "onnx":
+                raise
+    return _torch_encoder(index, settings, weights)
 
 
 def _torch_encoder(

@@ -54,7 +54,7 @@ class TrainingSettings:
     learning_rate: float = 0.001
     clip_norm: float = 1.0  # of the gradient; 0: unclipped
     mask_share: float = 0.2  # of a history, for bert4rec
-    windows: Windows = "random"  # which part of a history longer than the model looks at
+    windows: Windows = "last"  # which part of a history longer than the model looks at
     exclude_seen: bool = False  # from the validation ranking
     validation_users: int = 1024
     seed: int = 0

@@ -42,15 +42,19 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.k < 1:
         raise InputError(f"-k is {parsed.k}, expected at least 1")
     prepared = Prepared.load(parsed.prepared)
+    if parsed.users is not None and parsed.users < 1:
+        raise InputError(f"--users is {parsed.users}, expected at least 1")
     order = random_generator(parsed.seed).permutation(len(prepared.test))
     chosen = np.sort(order[: parsed.users]) if parsed.users else np.arange(len(prepared.test))
     if not len(chosen):
         raise InputError(f"{parsed.prepared}: there are no test users")
     targets = prepared.test.items[chosen]
+    train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    baselines = () if parsed.no_baselines else every_baseline(train)
+    names = _names(parsed.models, {baseline.name for baseline in baselines})
     ranked: dict[str, RankedUsers] = {}
     seconds: dict[str, float] = {}
-    train = prepared.train_log()
     with showing_progress("evaluating") as progress:
         for folder in parsed.models:
             progress(folder)
@@ -63,11 +67,11 @@ def run(parsed: argparse.Namespace) -> None:
                 exclude=histories if parsed.exclude_seen else None,
                 threads=parsed.threads,
             )
-            name = Path(folder).resolve().name
+            name = names[folder]
             ranked[name] = RankedUsers.of_targets(top.ids, targets)
             seconds[name] = time.monotonic() - begun
         models = list(ranked)
-        for baseline in () if parsed.no_baselines else every_baseline(train):
+        for baseline in baselines:
             progress(baseline.name)
             begun = time.monotonic()
             ids = baseline.recommend(histories, parsed.k, exclude_seen=parsed.exclude_seen)
@@ -88,9 +92,18 @@ def run(parsed: argparse.Namespace) -> None:
     others = {name: users for name, users in ranked.items() if name not in models}
     for name in models if others else ():
         said = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
-        output.print(said, soft_wrap=True)
+        output.print(said, markup=False, soft_wrap=True)
     if parsed.json:
         content = {"users": len(chosen), "evaluations": [entry.to_json() for entry in evaluations]}
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         say(f"figures written to {parsed.json}")
+
+
+def _names(folders: list[str], taken: set[str]) -> dict[str, str]:
+    """Return what to call each model: the last part of its path, if that tells it from others."""
+    short = [Path(folder).resolve().name for folder in folders]
+    return {
+        folder: folder if short.count(name) > 1 or name in taken else name
+        for folder, name in zip(folders, short, strict=True)
+    }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from recprune.identifiers import ExternalId, IntegerIds
 from recprune.methods import METHODS
-from recprune.recommender import Recommender
+from recprune.recommender import Recommendations, Recommender
 from recprune.types import InputError, Json
 
 _BATCH = 1024  # histories of a file that are answered together
@@ -41,57 +41,62 @@ def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
     if parsed.history is not None:
-        histories = [_ids(recommender, _words(parsed.history))]
-        _answer(recommender, histories, parsed, timeline=not parsed.json)
+        _answer(recommender, [_ids(recommender, _words(parsed.history))], parsed, None)
         return
     batch: list[list[ExternalId]] = []
-    for history in _read(recommender, parsed.histories):
+    line = 0
+    for line, history in enumerate(_read(recommender, parsed.histories), 1):
         batch.append(history)
         if len(batch) == _BATCH:
-            _answer(recommender, batch, parsed)
+            _answer(recommender, batch, parsed, line + 1 - _BATCH)
             batch = []
     if batch:
-        _answer(recommender, batch, parsed)
+        _answer(recommender, batch, parsed, line + 1 - len(batch))
 
 
 def _answer(
     recommender: Recommender,
     histories: list[list[ExternalId]],
     parsed: argparse.Namespace,
-    timeline: bool = False,
+    first_line: int | None,
 ) -> None:
-    found = recommender.recommend(
-        histories,
-        parsed.k,
-        exclude_seen=not parsed.include_seen,
-        method=parsed.method,
-        threads=parsed.threads,
-    )
+    """Print the answers to some histories, which begin at a line of a file, or to just one."""
+
+    def recommend() -> Recommendations:
+        return recommender.recommend(
+            histories,
+            min(parsed.k, len(recommender.item_ids)),  # more would only be padding
+            exclude_seen=not parsed.include_seen,
+            method=parsed.method,
+            threads=parsed.threads,
+        )
+
+    found = recommend()
     for place in range(len(histories)):
-        scores = [float(score) for score in found.scores[place, : len(found.items[place])]]
-        unknown = [str(external_id) for external_id in found.unknown[place]]
+        items, unknown = found.items[place], found.unknown[place]
+        scores = [float(score) for score in found.scores[place, : len(items)]]
         if parsed.json:
             answer: Json = {
-                "items": found.items[place],
+                "items": items,
                 "scores": scores,
                 "by_popularity": bool(found.by_popularity[place]),
                 "unknown": unknown,
             }
-            print(json.dumps(answer, ensure_ascii=False))  # noqa: T201
+            print(json.dumps(answer, ensure_ascii=False, default=str))  # noqa: T201
             continue
+        where = "" if first_line is None else f"line {first_line + place}: "
         if unknown:
-            _say(f"not in the catalogue, left out: {', '.join(unknown)}")
+            _say(f"{where}not in the catalogue, left out: {', '.join(map(str, unknown))}")
         if found.by_popularity[place]:
-            _say("nothing to go by: these are the most popular items")
-        if timeline:
-            for item, score in zip(found.items[place], scores, strict=True):
+            _say(f"{where}nothing to go by: these are the most popular items")
+        if first_line is None:
+            for item, score in zip(items, scores, strict=True):
                 print(f"{score:10.4f}  {item}")  # noqa: T201
         else:
-            print(",".join(str(item) for item in found.items[place]))  # noqa: T201
-    if timeline:
+            print(",".join(str(item) for item in items))  # noqa: T201
+    if first_line is None and not parsed.json:
         # Once more: the first request of a process waits for the disk.
-        again = recommender.recommend(histories, parsed.k, method=parsed.method)
-        _draw_timeline(again.milliseconds)
+        _draw_timeline(recommend().milliseconds)
 
 
 def _draw_timeline(milliseconds: dict[str, float]) -> None:
@@ -106,17 +111,26 @@ def _draw_timeline(milliseconds: dict[str, float]) -> None:
 
 
 def _read(recommender: Recommender, path: str) -> Iterator[list[ExternalId]]:
+    if path == "-":
+        yield from _histories(recommender, sys.stdin, "standard input")
+        return
     try:
-        with sys.stdin if path == "-" else Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield _ids(recommender, _parse(line.strip()))
-                except InputError as error:
-                    raise InputError(f"{path}, line {number}: {error}") from None
+        with Path(path).open(encoding="utf-8-sig") as file:
+            yield from _histories(recommender, file, path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text in UTF-8: {error}") from None
+
+
+def _histories(
+    recommender: Recommender, lines: Iterable[str], source: str
+) -> Iterator[list[ExternalId]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield _ids(recommender, _parse(line.strip()))
+        except InputError as error:
+            raise InputError(f"{source}, line {number}: {error}") from None
 
 
 def _parse(line: str) -> list[Any]:
@@ -124,7 +138,7 @@ def _parse(line: str) -> list[Any]:
         return _words(line)
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not readable as JSON: {error}") from None
     history = value.get("history") if isinstance(value, dict) else value
     if not isinstance(history, list):
@@ -140,10 +154,14 @@ def _ids(recommender: Recommender, values: list[Any]) -> list[ExternalId]:
     """Take words for numbers where the catalogue has numbers."""
     if not isinstance(recommender.item_ids, IntegerIds):
         return [str(value) for value in values]
-    return [
-        int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
-        for value in values
-    ]
+    return [_number(value) if isinstance(value, str) else value for value in values]
+
+
+def _number(word: str) -> int | str:
+    try:
+        return int(word)
+    except ValueError:  # then it is nobody's id, and will be reported
+        return word
 
 
 def _say(message: str) -> None:

@@ -1,0 +1,747 @@
+"""A recommender answers what its model answers, from memory, from disk, and without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recprune import (
+    METHODS,
+    InputError,
+    Interactions,
+    MissingExtraError,
+    StorageError,
+    assign_svd,
+    interactions_from_columns,
+    leave_one_out,
+    reference,
+    temporal_holdout,
+)
+from recprune.checkpoint import MODEL, load_model, save_model
+from recprune.holdout import Holdout
+from recprune.identifiers import ExternalId
+from recprune.prepared import Prepared, prepare
+from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
+from recprune.sequence_model import SequenceModel, build_model, encode_histories
+from recprune.settings import Settings
+from recprune.storage import load_folder, save_folder
+from recprune.training import train
+from recprune.types import Float32Array
+from tests.test_prepared import prepared_of
+
+torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
+
+LENGTH = 10
+SMALL: dict[str, Any] = {
+    "width": 32, "length": LENGTH, "num_blocks": 1, "num_heads": 1, "num_negatives": 8,
+    "batch_size": 20, "max_epochs": 2, "learning_rate": 0.01,
+}  # fmt: skip
+
+
+def walks(num_users: int, num_items: int, ids: str, seed: int = 0) -> Interactions:
+    """Everybody walks round a cycle of items, and jumps now and then."""
+    rng = np.random.default_rng(seed)
+    names: list[Any] = (
+        ["a", "b", "n", "p", *(f"tea é{item}" for item in range(4, num_items))]
+        if ids == "strings"
+        else [7 * item - 100 for item in range(num_items)]
+    )
+    users, items, times = [], [], []
+    for user in range(num_users):
+        place = int(rng.integers(num_items))
+        for step in range(int(rng.integers(20, 30))):
+            place = int(rng.integers(num_items)) if rng.random() < 0.2 else place + 1
+            users.append(f"user {user}")
+            items.append(names[place % num_items])
+            times.append(1_500_000_000 + 1000 * step + user)
+    return interactions_from_columns(users, items, times, time_format="seconds")
+
+
+@dataclass
+class Trained:
+    """A training, the recommender made of it, and the model itself to compare with."""
+
+    prepared: Prepared
+    folder: Path  # of the training
+    saved: Path  # the recommender's own
+    recommender: Recommender
+    model: SequenceModel
+
+    def external(self, items: list[int]) -> list[ExternalId]:
+        return list(self.prepared.item_ids.take(items))
+
+    def sequence_embedding(self, items: list[int]) -> Float32Array:
+        """Return φ as the model itself computes it."""
+        with torch.inference_mode():
+            history = torch.tensor([items[-LENGTH:]])
+            embedding = self.model.encode_last(self.model.embedding.vectors(history))
+        return np.asarray(embedding[0].numpy(), np.float32)
+
+    def expected(
+        self, items: list[int], k: int, eligible: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], Float32Array]:
+        """Score the whole catalogue and return the best k of the eligible, padded."""
+        weights = {name: value.numpy() for name, value in self.model.state_dict().items()}
+        if "embedding.item_embeddings" in weights:
+            vectors = weights["embedding.item_embeddings"][None]
+            codes: Any = np.arange(self.prepared.num_items)[:, None]
+        else:
+            vectors = weights["embedding.sub_item_embeddings"]
+            codes = self.prepared.codes
+        table = reference.sub_item_scores(self.sequence_embedding(items), vectors)
+        ids, scores = reference.exhaustive(table, codes, k, eligible=eligible)
+        missing = k - len(ids)
+        return (
+            np.concatenate([ids, np.full(missing, -1)]),
+            np.concatenate([scores, np.full(missing, -np.inf, np.float32)]),
+        )
+
+
+# Name: kind of ids, splits, sub-items, settings. Few sub-items make items with equal scores.
+MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "sasrec": ("strings", 8, 16, {}),
+    "bert4rec": ("integers", 2, 6, {"architecture": "bert4rec", "num_heads": 2}),
+    "full table": ("strings", 2, 4, {"embedding": "full", "width": 16}),
+}
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    made = {}
+    for name, (ids, num_splits, num_sub_items, values) in MODELS.items():
+        place = tmp_path_factory.mktemp(name)
+        holdout = temporal_holdout(walks(60, 90, ids), validation_users=20)
+        codebook = assign_svd(holdout.train, num_splits=num_splits, num_sub_items=num_sub_items)
+        prepared = prepare(holdout, codebook, {"holdout": "temporal"})
+        folder, saved = place / "training", place / "recommender"
+        train(prepared, Settings().with_values(SMALL | values), folder, device="cpu")
+        recommender = Recommender.from_training(prepared, folder)
+        recommender.save(saved)
+        model, _ = load_model(folder, prepared.codes, prepared.num_sub_items)
+        made[name] = Trained(prepared, folder, saved, recommender, model)
+    return made
+
+
+@pytest.fixture(params=MODELS)
+def trained(request: pytest.FixtureRequest, trainings: dict[str, Trained]) -> Trained:
+    return trainings[request.param]
+
+
+@pytest.fixture
+def sasrec(trainings: dict[str, Trained]) -> Trained:
+    return trainings["sasrec"]
+
+
+def histories_of(num_items: int) -> list[list[int]]:
+    """One item, some, repeated ones, more than the model looks at, and all there are."""
+    rng = np.random.default_rng(3)
+    return [
+        [4],
+        [5, 17, 3],
+        [9, 9, 2, 9, 2],
+        rng.integers(0, num_items, LENGTH).tolist(),
+        rng.integers(0, num_items, 3 * LENGTH).tolist(),
+        [11] * (LENGTH + 5),
+        [*range(num_items)],
+    ]
+
+
+def assert_same_answers(first: Recommendations, second: Recommendations) -> None:
+    """The same items for everybody; scores may differ by what rounding explains."""
+    assert first.items == second.items
+    assert np.array_equal(first.ids, second.ids)
+    # Equal ids have −∞ at the same places.
+    assert np.allclose(first.scores, second.scores, rtol=1e-4, atol=1e-4)
+    assert first.unknown == second.unknown
+    assert np.array_equal(first.by_popularity, second.by_popularity)
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclude_seen", [True, False])
+@pytest.mark.parametrize("allowed", ["all", "ids", "mask"])
+@pytest.mark.parametrize("k", [1, 10, 200])
+def test_recommendations_are_those_of_scoring_the_whole_catalogue(
+    trained: Trained, exclude_seen: bool, allowed: str, k: int
+) -> None:
+    num_items = trained.prepared.num_items
+    assert num_items < 200
+    rng = np.random.default_rng(8)
+    mask = np.ones(num_items, bool) if allowed == "all" else rng.random(num_items) < 0.3
+    allow: Any = {
+        "all": None,
+        "ids": trained.external(rng.permutation(np.flatnonzero(mask)).tolist()),
+        "mask": mask,
+    }[allowed]
+    for history in histories_of(num_items):
+        found = trained.recommender.recommend(
+            [trained.external(history)], k, exclude_seen=exclude_seen, allow=allow
+        )
+        eligible = mask.copy()
+        if exclude_seen:
+            eligible[history] = False
+        ids, scores = trained.expected(history, k, eligible)
+        assert np.array_equal(found.ids[0], ids)
+        assert np.array_equal(found.scores[0].view(np.uint32), scores.view(np.uint32))
+        assert found.ids.dtype == np.int64
+        assert found.scores.dtype == np.float32
+        # Names are not padded: as many as there are, and no more.
+        assert found.items == [trained.external(ids[ids >= 0].tolist())]
+        assert len(found.items[0]) == min(k, int(eligible.sum()))
+        assert found.unknown == [[]]
+        assert not found.by_popularity.any()
+        assert found.stats is not None
+        assert found.stats.exact.all()
+
+
+def test_equal_scores_stand_in_the_order_of_the_ids(trainings: dict[str, Trained]) -> None:
+    trained = trainings["bert4rec"]
+    found = trained.recommender.recommend([trained.external([5, 17, 3])], 200, exclude_seen=False)
+    scores = found.scores[0, : len(found.items[0])]
+    ties = np.flatnonzero(scores[1:] == scores[:-1])
+    assert len(ties) > 20  # two splits of six sub-items tell 36 items apart
+    assert (found.ids[0, ties] < found.ids[0, ties + 1]).all()
+
+
+def test_a_score_is_the_product_of_sequence_embedding_and_item_vector(trained: Trained) -> None:
+    history = [5, 17, 3, 40]
+    found = trained.recommender.recommend([trained.external(history)], 200, exclude_seen=False)
+    num_items = trained.prepared.num_items
+    with torch.no_grad():
+        vectors = trained.model.embedding.vectors(torch.arange(num_items)).numpy()
+        # As in training's own validation, which pads and batches.
+        state = encode_histories(trained.model, LENGTH, [np.array(history, np.int32)] * 3)[1]
+    products = vectors.astype(np.float64) @ state.numpy().astype(np.float64)
+    ids = found.ids[0, :num_items]
+    assert sorted(ids.tolist()) == [*range(num_items)]
+    assert np.allclose(found.scores[0, :num_items], products[ids], atol=1e-4)
+
+
+def test_a_batch_is_answered_like_one_after_the_other(trained: Trained) -> None:
+    histories: list[list[ExternalId]] = [
+        *(trained.external(history) for history in histories_of(trained.prepared.num_items)),
+        [],
+        ["nobody knows", *trained.external([8, 9]), 10**6],
+        ["nobody knows"],
+    ]
+    together = trained.recommender.recommend(histories, 12)
+    assert together.ids.shape == together.scores.shape == (len(histories), 12)
+    for place, history in enumerate(histories):
+        alone = trained.recommender.recommend([history], 12)
+        assert alone.items == [together.items[place]]
+        assert alone.unknown == [together.unknown[place]]
+        assert alone.by_popularity.tolist() == [together.by_popularity[place]]
+        assert np.array_equal(alone.ids[0], together.ids[place])
+        assert np.allclose(alone.scores[0], together.scores[place], atol=1e-5)
+
+
+def test_only_the_last_items_of_a_long_history_are_looked_at(trained: Trained) -> None:
+    recent = [5, 17, 3, 40, 41, 42, 1, 2, 30, 31]
+    assert len(recent) == LENGTH
+    older = [50, 51, 52, 53]
+    recommend = trained.recommender.recommend
+    short = recommend([trained.external(recent)], 5, exclude_seen=False)
+    long = recommend([trained.external([*older, *recent])], 5, exclude_seen=False)
+    assert np.array_equal(short.ids, long.ids)
+    assert np.array_equal(short.scores, long.scores)
+    # But what is longer ago was seen as well.
+    unseen = recommend([trained.external([*older, *recent])], 200)
+    assert not set(unseen.ids[0].tolist()) & {*older, *recent}
+    # The order matters to the model: it is the last ones, not the first, that it looks at.
+    other = recommend([trained.external([*recent, *older])], 5, exclude_seen=False)
+    assert not np.array_equal(short.scores, other.scores)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_answer(sasrec: Trained, method: str) -> None:
+    histories = [sasrec.external(history) for history in histories_of(sasrec.prepared.num_items)]
+    expected = sasrec.recommender.recommend(histories, 15)
+    found = sasrec.recommender.recommend(histories, 15, method=method, threads=2)
+    assert np.array_equal(found.ids, expected.ids)
+    assert np.array_equal(found.scores, expected.scores)
+
+
+def test_nobody_asked_nobody_answered(sasrec: Trained) -> None:
+    found = sasrec.recommender.recommend([], 5)
+    assert (found.items, found.unknown, found.ids.shape) == ([], [], (0, 5))
+    nothing = sasrec.recommender.recommend([sasrec.external([3]), []], 0)
+    assert nothing.items == [[], []]
+    assert nothing.ids.shape == nothing.scores.shape == (2, 0)
+
+
+def test_histories_may_be_arrays_tuples_and_generators(trainings: dict[str, Trained]) -> None:
+    trained = trainings["bert4rec"]
+    ids = trained.external([5, 17, 3])
+    expected = trained.recommender.recommend([ids], 5)
+    generated: Any = (item for item in ids)
+    arrays: Any = np.array([ids])
+    five: Any = np.int64(5)
+    for given in (arrays, [tuple(ids)], [generated], ([*ids],)):
+        assert trained.recommender.recommend(given, five).items == expected.items
+
+
+# What nobody knows -------------------------------------------------------------------------------
+
+
+def test_unknown_ids_are_left_out_and_reported_in_order(trained: Trained) -> None:
+    known = trained.external([5, 17, 3])
+    wrong: list[Any] = ["zzz", -3, "", 10**30, True, None, 2.5, "aaa"]
+    history = [wrong[0], known[0], *wrong[1:5], known[1], wrong[5], wrong[6], known[2], wrong[7]]
+    found = trained.recommender.recommend([history, known], 7)
+    assert found.unknown == [wrong, []]
+    assert found.items[0] == found.items[1]
+    assert found.by_popularity.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("ids", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("text", ["\ud800", "\x00", "e\u0301"])
+def test_no_text_is_too_odd_to_be_unknown(
+    trainings: dict[str, Trained], ids: str, text: str
+) -> None:
+    found = trainings[ids].recommender.recommend([[text]], 3)
+    assert found.unknown == [[text]]
+    assert found.by_popularity.all()
+
+
+def most_popular(trained: Trained) -> list[int]:
+    counts = [0] * trained.prepared.num_items
+    for user in range(trained.prepared.num_users):
+        start, end = trained.prepared.offsets[user], trained.prepared.train_ends[user]
+        for item in trained.prepared.items[start:end]:
+            counts[item] += 1
+    assert len(set(counts)) < len(counts)  # there are ties
+    return sorted(range(len(counts)), key=lambda item: (-counts[item], item))
+
+
+@pytest.mark.parametrize("history", [[], ["zzz", 1], [True]])
+def test_without_known_items_the_most_popular_are_recommended(
+    trained: Trained, history: list[ExternalId]
+) -> None:
+    order = most_popular(trained)
+    found = trained.recommender.recommend([history], 200)
+    assert found.by_popularity.tolist() == [True]
+    assert found.unknown == [history]
+    assert found.items == [trained.external(order)]
+    num_items = len(order)
+    assert found.ids[0, :num_items].tolist() == order
+    assert (found.ids[0, num_items:] == -1).all()
+    assert (
+        found.scores[0, :num_items].tolist() == trained.prepared.training_counts()[order].tolist()
+    )
+    assert (found.scores[0, num_items:] == -np.inf).all()
+    assert found.stats is None
+    # Only from what is allowed, in the same order.
+    mask = np.arange(num_items) % 3 == 1
+    allowed = [item for item in order if mask[item]]
+    by_mask = trained.recommender.recommend([history], 5, allow=mask)
+    by_ids = trained.recommender.recommend([history], 5, allow=trained.external(allowed))
+    assert by_mask.items == by_ids.items == [trained.external(allowed[:5])]
+    nothing = trained.recommender.recommend([history], 5, allow=[])
+    assert nothing.items == [[]]
+    assert (nothing.ids == -1).all()
+
+
+def test_a_batch_tells_who_was_answered_by_popularity(trained: Trained) -> None:
+    known = trained.external([5, 17])
+    found = trained.recommender.recommend([[], known, ["zzz"], known], 4)
+    assert found.by_popularity.tolist() == [True, False, True, False]
+    assert found.items[0] == found.items[2] == trained.external(most_popular(trained)[:4])
+    assert found.items[1] == found.items[3]
+
+
+# Bad arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"histories": "nap"}, "histories is 'nap', expected a sequence"),
+        ({"histories": b"nap"}, "histories is b'nap', expected a sequence"),
+        ({"histories": 5}, "histories is"),
+        ({"histories": None}, "histories is"),
+        ({"histories": [["a"], "nap"]}, r"histories\[1\] is 'nap'"),
+        ({"histories": ["a", "b"]}, r"histories\[0\] is 'a'"),
+        ({"histories": [["a"], ["b"], 7]}, r"histories\[2\] is 7"),
+        ({"histories": [None]}, r"histories\[0\] is None"),
+        ({"k": -1}, "k is -1"),
+        ({"k": True}, "k is True"),
+        ({"k": 5.0}, "k is 5.0"),
+        ({"k": "5"}, "k is '5'"),
+        ({"k": 2**40}, f"k is {2**40}"),
+        ({"allow": ["a", "nap"]}, r"allow\[1\] is 'nap'"),
+        ({"allow": [3]}, r"allow\[0\] is 3"),
+        ({"allow": "nap"}, "allow is"),  # n, a and p are items
+        ({"allow": 5}, "allow is"),
+        ({"allow": np.ones(4, bool)}, r"allow has shape \[4\]"),
+        ({"allow": np.ones((1, 90), bool)}, r"allow has shape \[1, 90\], expected \[90\]"),
+        ({"method": "fast"}, "method is 'fast'"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_bad_arguments_are_named(sasrec: Trained, arguments: dict[str, Any], message: str) -> None:
+    assert sasrec.prepared.num_items == 90
+    with pytest.raises(InputError, match=message):
+        sasrec.recommender.recommend(**{"histories": [["a", "b"]]} | arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"method": "fast"}, {"threads": 0}, {"k": -1}])
+def test_bad_arguments_are_named_even_where_popularity_answers(
+    sasrec: Trained, arguments: dict[str, Any]
+) -> None:
+    (name,) = arguments
+    with pytest.raises(InputError, match=f"{name} is"):
+        sasrec.recommender.recommend([[]], **arguments)
+
+
+# From a log --------------------------------------------------------------------------------------
+
+QUICK = SMALL | {"width": 16, "max_epochs": 1}
+
+
+def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:
+    log = walks(40, 60, "strings", seed=1)
+    recommender = Recommender.fit(
+        log, num_splits=4, num_sub_items=8, device="cpu", out=tmp_path / "kept", **QUICK
+    )
+    found = recommender.recommend([["a", "b", "zzz"]], 5)
+    assert len(set(found.items[0])) == 5
+    assert not {"a", "b"} & set(found.items[0])
+    assert found.unknown == [["zzz"]]
+    assert set(found.items[0]) <= set(log.item_ids.take(range(log.num_items)))
+    assert "60 items" in repr(recommender)
+    assert recommender.settings["model"]["width"] == 16
+    assert recommender.settings["training"]["max_epochs"] == 1
+    # What was kept is the training of this very recommender.
+    lines = (tmp_path / "kept" / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1]
+    holdout = temporal_holdout(log)
+    prepared = prepare(holdout, assign_svd(holdout.train, num_splits=4, num_sub_items=8), {})
+    again = Recommender.from_training(prepared, tmp_path / "kept")
+    assert again.recommend([["a", "b", "zzz"]], 5).items == found.items
+    # It is not written over.
+    with pytest.raises(InputError, match="kept: holds a training already"):
+        Recommender.fit(
+            log, num_splits=4, num_sub_items=8, device="cpu", out=tmp_path / "kept", **QUICK
+        )
+
+
+def test_a_small_log_can_be_fitted_without_choosing_sizes() -> None:
+    log = walks(20, 30, "integers", seed=2)
+    recommender = Recommender.fit(log, device="cpu", **QUICK)
+    first = log.item_ids[0]
+    found = recommender.recommend([[first]], 100)
+    assert sorted(found.items[0]) == sorted(log.item_ids.take(range(1, 30)))
+
+
+def test_a_fit_of_another_preset_has_its_settings() -> None:
+    log = walks(20, 30, "integers", seed=2)
+    recommender = Recommender.fit(
+        log, "gbert4rec", num_splits=2, num_sub_items=8, device="cpu", **QUICK
+    )
+    assert recommender.settings["model"]["architecture"] == "bert4rec"
+    assert len(recommender.recommend([[log.item_ids[3]]], 4).items[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"widht": 16}, "unknown setting 'widht': did you mean 'width'?"),
+        ({"learning_rat": 0.1}, "did you mean 'learning_rate'?"),
+        ({"preset": "gsasrek"}, "unknown preset 'gsasrek': did you mean 'gsasrec'?"),
+        ({"width": 0}, "width is 0"),
+        ({"train_fraction": 2.0}, "train_fraction is 2.0"),
+        ({"num_splits": 0}, "num_splits is 0"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    log = walks(20, 30, "integers", seed=2)
+    with pytest.raises(InputError) as refused:
+        Recommender.fit(log, device="cpu", out=tmp_path / "out", **values)
+    assert message in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_training_on_another_codebook_makes_no_recommender(
+    trainings: dict[str, Trained],
+) -> None:
+    with pytest.raises(InputError, match="trained on another codebook"):
+        Recommender.from_training(trainings["sasrec"].prepared, trainings["bert4rec"].folder)
+    with pytest.raises(StorageError, match=f"{MODEL}: no such file"):
+        Recommender.from_training(trainings["sasrec"].prepared, trainings["sasrec"].saved)
+
+
+def full_table(num_items: int, folder: Path) -> Prepared:
+    """An untrained model with a vector for every item of a large catalogue."""
+    values = {"embedding": "full", "width": 2, "length": 3, "num_blocks": 1}
+    settings = Settings().with_values(values)
+    codes = np.zeros((num_items, 1), np.uint8)
+    prepared = prepared_of([[1, 2, 3, 4]], codes, 2)
+    folder.mkdir()
+    torch.manual_seed(0)
+    save_model(folder, settings, build_model(settings.model, codes, 2), prepared, 0.0)
+    return prepared
+
+
+def test_a_full_table_of_too_many_items_is_refused_with_the_reason(tmp_path: Path) -> None:
+    prepared = full_table(65_537, tmp_path / "large")
+    with pytest.raises(InputError, match=r"65,537 items.*up to 65,536.*recjpq"):
+        Recommender.from_training(prepared, tmp_path / "large")
+
+
+def test_a_full_table_may_have_as_many_items_as_there_are_codes(tmp_path: Path) -> None:
+    prepared = full_table(65_536, tmp_path / "large")
+    recommender = Recommender.from_training(prepared, tmp_path / "large")
+    found = recommender.recommend([[65_535, 3]], 3, exclude_seen=False)
+    model, _ = load_model(tmp_path / "large", prepared.codes, 2)
+    with torch.inference_mode():
+        vectors = model.embedding.vectors(torch.arange(65_536))
+        scores = vectors.numpy() @ model.encode_last(vectors[[65_535, 3]][None])[0].numpy()
+    assert np.allclose(found.scores[0], np.sort(scores)[::-1][:3])
+    recommender.save(tmp_path / "saved")
+    loaded = Recommender.load(tmp_path / "saved", encoder="torch")
+    assert_same_answers(loaded.recommend([[65_535, 3]], 3, exclude_seen=False), found)
+
+
+# On disk -----------------------------------------------------------------------------------------
+
+
+def questions(trained: Trained) -> list[list[Any]]:
+    known = [trained.external(history) for history in histories_of(trained.prepared.num_items)]
+    return [*known, [], ["zzz", *known[1]]]
+
+
+@pytest.mark.parametrize("encoder", ["auto", "onnx", "torch"])
+def test_a_saved_recommender_gives_the_same_answers(trained: Trained, encoder: Any) -> None:
+    loaded = Recommender.load(trained.saved, encoder=encoder, verify=True)
+    for exclude_seen in (True, False):
+        expected = trained.recommender.recommend(questions(trained), 10, exclude_seen=exclude_seen)
+        found = loaded.recommend(questions(trained), 10, exclude_seen=exclude_seen)
+        assert_same_answers(found, expected)
+    histories = [np.array(history) for history in histories_of(trained.prepared.num_items)]
+    difference = loaded.encoder.encode(histories) - trained.recommender.encoder.encode(histories)
+    assert np.abs(difference).max() < 1e-4
+    assert type(loaded.encoder).__name__ == (
+        "TorchEncoder" if encoder == "torch" else "OnnxEncoder"
+    )
+    assert loaded.encoder.length == LENGTH
+    assert loaded.settings == trained.recommender.settings
+    assert repr(loaded) == repr(trained.recommender)
+    assert np.array_equal(loaded.popularity, trained.recommender.popularity)
+
+
+def test_a_loaded_recommender_can_be_saved_again_even_over_itself(
+    trained: Trained, tmp_path: Path
+) -> None:
+    trained.recommender.save(tmp_path / "saved")
+    loaded = Recommender.load(tmp_path / "saved")
+    expected = loaded.recommend(questions(trained), 10)
+    loaded.save(tmp_path / "saved")
+    assert_same_answers(loaded.recommend(questions(trained), 10), expected)
+    kinds: tuple[EncoderKind, ...] = ("onnx", "torch")
+    for encoder in kinds:
+        again = Recommender.load(tmp_path / "saved", encoder=encoder, verify=True)
+        assert_same_answers(again.recommend(questions(trained), 10), expected)
+
+
+def test_a_saved_recommender_needs_no_torch(trainings: dict[str, Trained]) -> None:
+    code = """
+import json, sys
+for name in ("torch", "onnx", "polars", "scipy", "rich", "pyarrow", "matplotlib"):
+    sys.modules[name] = None
+from recprune.recommender import Recommender
+for folder, histories in json.load(sys.stdin):
+    found = Recommender.load(folder).recommend(histories, 10)
+    print(json.dumps([found.items, found.unknown, found.by_popularity.tolist()]))
+"""
+    asked = [(str(trained.saved), questions(trained)) for trained in trainings.values()]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        input=json.dumps(asked), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(trainings)
+    for trained, (items, unknown, by_popularity) in zip(trainings.values(), answers, strict=True):
+        expected = trained.recommender.recommend(questions(trained), 10)
+        assert items == expected.items
+        assert unknown == expected.unknown
+        assert by_popularity == expected.by_popularity.tolist()
+
+
+def test_torch_steps_in_where_there_is_no_onnx_runtime(
+    sasrec: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sasrec.recommender.recommend(questions(sasrec), 10)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert_same_answers(Recommender.load(sasrec.saved).recommend(questions(sasrec), 10), expected)
+    with pytest.raises(MissingExtraError, match=r"recprune\[onnx\]"):
+        Recommender.load(sasrec.saved, encoder="onnx")
+
+
+def test_an_encoder_that_does_not_exist_is_refused(sasrec: Trained) -> None:
+    wrong: Any = "onyx"
+    with pytest.raises(InputError, match="encoder is 'onyx'"):
+        Recommender.load(sasrec.saved, encoder=wrong)
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5])
+def test_an_encoder_runs_on_one_thread_or_more(sasrec: Trained, threads: Any) -> None:
+    with pytest.raises(InputError, match=f"threads is {threads}"):
+        Recommender.load(sasrec.saved, threads=threads)
+
+
+@pytest.fixture
+def copy(sasrec: Trained, tmp_path: Path) -> Path:
+    """A recommender of one's own to damage."""
+    sasrec.recommender.save(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+def test_one_damaged_byte_anywhere_is_found(copy: Path) -> None:
+    files = sorted(copy.iterdir())
+    assert len(files) > 10
+    for path in files:
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[len(content) * 3 // 4] ^= 4
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match=f"mine/{path.name}"):
+            Recommender.load(copy, verify=True)
+        path.write_bytes(content)
+    Recommender.load(copy, verify=True)
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    for path in sorted(copy.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(StorageError, match="mine") as refused:
+            Recommender.load(copy)
+        assert path.name in str(refused.value)
+        path.write_bytes(content)
+
+
+def resaved(folder: Path, changes: dict[str, NDArray[Any] | None]) -> None:
+    """Save a recommender again with some arrays replaced or left out, checksums and all."""
+    settings, arrays = load_folder(folder, kind=KIND, version=1)
+    whole = {name: np.array(array) for name, array in arrays.items()}
+    for name, array in changes.items():
+        del whole[name]
+        if array is not None:
+            whole[name] = array
+    save_folder(folder, kind=KIND, version=1, settings=settings, arrays=whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "encoder"),
+    [
+        ({"popularity": None}, "auto"),
+        ({"item_ids_offsets": None}, "auto"),
+        ({"item_ids_pool": None}, "auto"),
+        ({"index_transposed_embeddings": None}, "auto"),
+        ({"encoder_onnx": None}, "auto"),
+        ({"encoder_onnx": np.zeros(100, np.uint8)}, "auto"),
+        ({"weights_norm.weight": None}, "torch"),
+        ({"weights_norm.weight": np.zeros(3, np.float32)}, "torch"),
+    ],
+)
+def test_a_folder_that_lacks_a_part_or_has_a_useless_one_is_named(
+    copy: Path, changes: dict[str, Any], encoder: Any
+) -> None:
+    resaved(copy, changes)
+    with pytest.raises(StorageError, match="mine"):
+        Recommender.load(copy, encoder=encoder)
+
+
+def test_other_folders_are_not_recommenders(sasrec: Trained, tmp_path: Path) -> None:
+    sasrec.prepared.save(tmp_path / "prepared")
+    with pytest.raises(StorageError, match="prepared: holds a saved prepared log, not a recomm"):
+        Recommender.load(tmp_path / "prepared")
+    for wrong in (tmp_path / "nowhere", sasrec.folder, sasrec.folder / MODEL):
+        with pytest.raises(StorageError, match=f"{wrong.name}: not a saved recommender"):
+            Recommender.load(wrong)
+
+
+def test_nothing_else_is_overwritten_by_saving(sasrec: Trained, tmp_path: Path) -> None:
+    sasrec.prepared.save(tmp_path / "prepared")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary")
+    for name in ("prepared", "mine", "mine/diary.txt"):
+        with pytest.raises(StorageError, match=f"{name}: already exists"):
+            sasrec.recommender.save(tmp_path / name)
+    assert (tmp_path / "mine" / "diary.txt").read_text() == "dear diary"
+    Prepared.load(tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("encoder", ["onnx", "torch"])
+def test_threads_share_one_recommender(trained: Trained, encoder: Any) -> None:
+    recommender = Recommender.load(trained.saved, encoder=encoder)
+    asked = questions(trained)
+    expected = [recommender.recommend([history], 10) for history in asked]
+
+    def ask(_: int) -> Iterator[tuple[int, Recommendations]]:
+        for turn in range(5):
+            for place, history in enumerate(asked):
+                yield place, recommender.recommend([history], 10, threads=1 + turn % 2)
+
+    with ThreadPoolExecutor(8) as pool:
+        for answers in pool.map(lambda number: list(ask(number)), range(8)):
+            assert len(answers) == 5 * len(asked)
+            for place, found in answers:
+                assert_same_answers(found, expected[place])
+
+
+def test_nobody_can_change_a_recommender(sasrec: Trained) -> None:
+    for recommender in (sasrec.recommender, Recommender.load(sasrec.saved)):
+        with pytest.raises(ValueError, match="read-only"):
+            recommender.popularity[0] = 100
+
+
+# What it was trained on --------------------------------------------------------------------------
+
+
+def holdouts() -> dict[str, Holdout]:
+    log = walks(40, 60, "strings", seed=4)
+    return {
+        "temporal": temporal_holdout(log, validation_users=15),
+        "short training": temporal_holdout(
+            log, train_fraction=0.1, validation_users=5, min_history=3
+        ),
+        "leave one out": leave_one_out(log, validation_users=0),
+    }
+
+
+@pytest.mark.parametrize("protocol", holdouts())
+def test_the_training_log_is_the_training_part_of_the_hold_out(
+    tmp_path: Path, protocol: str
+) -> None:
+    holdout = holdouts()[protocol]
+    codebook = assign_svd(holdout.train, num_splits=2, num_sub_items=4)
+    prepared = prepare(holdout, codebook, {})
+    prepared.save(tmp_path / "prepared")
+    for source in (prepared, Prepared.load(tmp_path / "prepared")):
+        log = source.train_log()
+        assert (log.num_users, log.num_items) == (holdout.log.num_users, holdout.log.num_items)
+        assert log.num_interactions == holdout.train.num_interactions
+        for user in range(log.num_users):
+            assert log.history(user).tolist() == holdout.train.history(user).tolist()
+        assert log.items.dtype == holdout.train.items.dtype
+        assert log.offsets.dtype == holdout.train.offsets.dtype
+        assert (log.times == 0).all()
+        assert log.item_ids.take(range(60)) == holdout.log.item_ids.take(range(60))
+    if protocol == "short training":
+        assert len(holdout.dropped_users)
