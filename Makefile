@@ -12,8 +12,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo.stamp ## From a real grocery log to a codebook, with a picture; then search 2 M items
+demo: $(VENV)/demo.stamp ## A real grocery log, a model trained on it, what it recommends; then search 2 M items
 	$(BIN)/python examples/grocery.py out/grocery.png
+	$(BIN)/python examples/recommend.py
 	$(BIN)/python examples/search.py
 
 test: $(VENV)/dev.stamp ## Run the tests

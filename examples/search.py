@@ -14,7 +14,7 @@ QUERIES = 20
 
 def main() -> None:
     """Search a synthetic catalogue by every method and compare."""
-    output.rule(f"5. The exact top 10 of {NUM_ITEMS:,} items")
+    output.rule(f"9. The exact top 10 of {NUM_ITEMS:,} items")
     rng = np.random.default_rng(0)
     with showing_progress("index") as progress:
         progress("drawing codes and vectors")

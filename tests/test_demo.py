@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib.image
 
-from recprune import METHODS
+from recprune import METHODS, Recommender
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +26,21 @@ def test_grocery(tmp_path: Path) -> None:
     pixels = matplotlib.image.imread(picture)
     assert pixels.shape[1] > 1000
     assert pixels.std() > 0.05  # something is drawn on it
+
+
+def test_recommend(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "recommend.py"
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", script, "1", tmp_path / "model"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for piece in ("1 epochs, 39 steps", "popularity", "NDCG@10", "Household", "recommended"):
+        assert piece in shown.stdout
+    assert shown.stdout.count("✓") == 4  # every method returns the same
+    assert (tmp_path / "model" / "training.png").stat().st_size > 10_000
+    assert Recommender.load(tmp_path / "model" / "recommender", verify=True).item_ids
 
 
 def test_search() -> None:
