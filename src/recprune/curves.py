@@ -16,6 +16,7 @@ def draw_training(epochs: Path, picture: Path) -> None:
 
         mpl.use("Agg")
         from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
     lines = [json.loads(line) for line in epochs.read_text(encoding="utf-8").splitlines()]
     numbers = [line["epoch"] for line in lines]
     best = max(lines, key=lambda line: line["ndcg"])
@@ -30,6 +31,7 @@ def draw_training(epochs: Path, picture: Path) -> None:
     )  # fmt: skip
     lower.set_ylabel("validation NDCG@10")
     lower.set_xlabel("epoch")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
