@@ -319,6 +319,9 @@ def test_models_with_one_name_in_two_folders_are_both_evaluated(
     assert len(set(names)) == 2
     shown = capsys.readouterr().out
     assert all(f"│ {name} " in shown for name in names)
+    # One model twice: no difference, and no chance of one.
+    compared = f"{names[0]} − {names[1]}: +0.0000 [+0.0000, +0.0000], p = 1.0000"
+    assert compared in shown.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("wide")

@@ -112,7 +112,7 @@ def train(
             for number in range(state.batch, num_batches):
                 batch_users = users[number * size : (number + 1) * size]
                 batch = make_batch(prepared, batch_users, settings, state.epoch, number)
-                torch.manual_seed(_step_seed(settings, state.epoch, number))
+                _seed_step(settings, state.epoch, number, chosen)
                 loss = step_loss(batch)
                 optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -248,9 +248,13 @@ def _step_loss(
     return step_loss
 
 
-def _step_seed(settings: Settings, epoch: int, number: int) -> int:
+def _seed_step(settings: Settings, epoch: int, number: int, device: torch.device) -> None:
     sequence = np.random.SeedSequence([settings.training.seed, 3, epoch, number])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    seed = int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    # Only where it is drawn: torch.manual_seed would ask every kind of device there is.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _is_finished(state: State, settings: Settings) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from recprune.baselines import every_baseline
 from recprune.console import output, print_table, say, showing_progress
-from recprune.evaluate import RankedUsers, evaluate, evaluation_rows, verdict
+from recprune.evaluate import RankedUsers, compare, evaluate, evaluation_rows, verdict
 from recprune.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.storage import writing_file
@@ -93,6 +94,15 @@ def run(parsed: argparse.Namespace) -> None:
     for name in models if others else ():
         said = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
         output.print(said, markup=False, soft_wrap=True)
+    for first, second in itertools.combinations(models, 2):
+        between = compare(ranked[first], ranked[second], f"NDCG@{parsed.k}", seed=parsed.seed)
+        output.print(
+            f"{first} − {second}: {between.difference.mean:+.4f} "
+            f"[{between.difference.low:+.4f}, {between.difference.high:+.4f}], "
+            f"p = {between.p_value:.4f}",
+            markup=False,
+            soft_wrap=True,
+        )
     if parsed.json:
         content = {"users": len(chosen), "evaluations": [entry.to_json() for entry in evaluations]}
         with writing_file(parsed.json) as temporary:
