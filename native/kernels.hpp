@@ -1,5 +1,6 @@
-// The few inner loops that are worth writing for an instruction set. Every version of a kernel
-// returns the same bits; which one runs is chosen once, at run time.
+// The few inner loops that are worth writing for an instruction set; which version runs is chosen
+// once, at run time. Scores have the same bits in every version. A filter may let more through in
+// one than in another, but never rejects what is within the limits.
 #pragma once
 
 #include <cstddef>

@@ -128,7 +128,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
         train(prepared, Settings().with_values(SMALL | values), folder, device="cpu")
         recommender = Recommender.from_training(prepared, folder)
         recommender.save(saved)
-        model, _ = load_model(folder, prepared.codes, prepared.num_sub_items)
+        model, _ = load_model(folder, prepared)
         made[name] = Trained(prepared, folder, saved, recommender, model)
     return made
 
@@ -478,7 +478,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(
 def test_a_training_on_another_codebook_makes_no_recommender(
     trainings: dict[str, Trained],
 ) -> None:
-    with pytest.raises(InputError, match="trained on another codebook"):
+    with pytest.raises(InputError, match="trained on another prepared log"):
         Recommender.from_training(trainings["sasrec"].prepared, trainings["bert4rec"].folder)
     with pytest.raises(StorageError, match=f"{MODEL}: no such file"):
         Recommender.from_training(trainings["sasrec"].prepared, trainings["sasrec"].saved)
@@ -492,7 +492,7 @@ def full_table(num_items: int, folder: Path) -> Prepared:
     prepared = prepared_of([[1, 2, 3, 4]], codes, 2)
     folder.mkdir()
     torch.manual_seed(0)
-    save_model(folder, settings, build_model(settings.model, codes, 2), prepared, 0.0)
+    save_model(folder, settings, build_model(settings.model, codes, 2), prepared.checksum(), 0.0)
     return prepared
 
 
@@ -506,7 +506,7 @@ def test_a_full_table_may_have_as_many_items_as_there_are_codes(tmp_path: Path) 
     prepared = full_table(65_536, tmp_path / "large")
     recommender = Recommender.from_training(prepared, tmp_path / "large")
     found = recommender.recommend([[65_535, 3]], 3, exclude_seen=False)
-    model, _ = load_model(tmp_path / "large", prepared.codes, 2)
+    model, _ = load_model(tmp_path / "large", prepared)
     with torch.inference_mode():
         vectors = model.embedding.vectors(torch.arange(65_536))
         scores = vectors.numpy() @ model.encode_last(vectors[[65_535, 3]][None])[0].numpy()

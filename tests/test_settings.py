@@ -196,7 +196,7 @@ def test_a_file_need_only_fit_the_preset_that_it_is_put_over(prepared: str, tmp_
         (["--set", "learning_rate=fast"], "learning_rate is 'fast'"),
         (["--set", "exclude_seen=no"], "exclude_seen is 'no'"),
         (["--preset", "sasrek"], "unknown preset 'sasrek': did you mean 'sasrec'?"),
-        (["--settings", "nowhere.json"], "nowhere.json: not readable as JSON"),
+        (["--settings", "nowhere.json"], "nowhere.json: cannot be read: No such file"),
         (["--settings", "text.json"], "text.json: not readable as JSON"),
         (["--settings", "list.json"], "list.json: expected an object with model and training"),
         (["--settings", "flat.json"], "flat.json: expected an object with model and training"),

@@ -24,6 +24,7 @@ from recprune import InputError, RecpruneError, StorageError, assign_random
 from recprune.batches import Batch, epoch_users, make_batch
 from recprune.checkpoint import load_model
 from recprune.cli import main
+from recprune.identifiers import IntegerIds
 from recprune.models.bert4rec import MASK
 from recprune.prepared import Prepared
 from recprune.sequence_model import SequenceModel, build_model
@@ -286,7 +287,7 @@ def test_a_cycle_of_items_is_learned(tmp_path: Path, name: str) -> None:
     prepared = cycle(60)
     settings = settings_of(**(values | LEARNERS[name]))
     run(prepared, settings, tmp_path)
-    model, _ = load_model(tmp_path, prepared.codes, prepared.num_sub_items)
+    model, _ = load_model(tmp_path, prepared)
     assert validation_ndcg(model, prepared, settings) > 0.9
     # Also what nobody was judged by meanwhile: the test items.
     test = replace(prepared, validation=prepared.test)
@@ -345,7 +346,10 @@ def test_training_works_without_validation_users(tmp_path: Path) -> None:
     none = type(prepared.validation)(nobody.astype(np.int32), nobody.astype(np.int32), nobody, nobody.copy())  # fmt: skip
     reports = run(replace(prepared, validation=none), settings_of(), tmp_path)
     assert [report.ndcg for report in reports] == [0.0, 0.0, 0.0]
-    assert (tmp_path / MODEL).exists()
+    # With nothing to choose by, the last weights are kept.
+    kept, _ = load_tensors(tmp_path / MODEL)
+    last, _ = load_tensors(tmp_path / CHECKPOINT)
+    assert all(np.array_equal(array, last[f"model.{name}"]) for name, array in kept.items())
 
 
 def test_training_works_in_a_thread(tmp_path: Path) -> None:
@@ -398,8 +402,9 @@ def test_no_epoch_begins_after_the_time_is_up(tmp_path: Path) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_interrupted_within_an_epoch_is_the_run_in_one(
-    tmp_path: Path, architecture: str
+    tmp_path: Path, architecture: str, number: signal.Signals
 ) -> None:
     prepared = cycle()
     settings = settings_of(architecture=architecture, batch_size=1, max_epochs=2)
@@ -407,17 +412,37 @@ def test_a_run_interrupted_within_an_epoch_is_the_run_in_one(
 
     def interrupt(step: int, of: int, _: float) -> None:
         if step < of:  # after 32 of 40 steps of the first epoch
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     with pytest.raises(InterruptedWorkError, match="in epoch 1 after 32 of 40 steps"):
         run(prepared, settings, tmp_path / "parts", on_steps=interrupt)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     with pytest.raises(InterruptedWorkError, match="in epoch 2 after 32 of 40 steps"):
         run(prepared, settings, tmp_path / "parts", on_steps=interrupt, resume=True)
     run(prepared, settings, tmp_path / "parts", resume=True)
     assert_same_outcome(tmp_path / "parts", tmp_path / "whole")
     assert (tmp_path / "parts" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
+
+
+def test_a_checkpoint_within_an_epoch_is_as_good_as_one_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved after every step; then the power fails in the middle of the second epoch."""
+    prepared, settings = cycle(), settings_of(max_epochs=2)
+    run(prepared, settings, tmp_path / "whole")
+    monkeypatch.setattr("recprune.training._CHECKPOINT_EVERY", 0.0)
+    saved: list[bytes] = []
+
+    def remember(*_: object) -> None:
+        saved.append((tmp_path / "parts" / CHECKPOINT).read_bytes())
+
+    run(prepared, settings.with_values({"max_epochs": 1}), tmp_path / "parts")
+    monkeypatch.setattr("recprune.training._REPORT_EVERY", 2)
+    run(prepared, settings, tmp_path / "parts", resume=True, on_steps=remember)
+    (tmp_path / "parts" / CHECKPOINT).write_bytes(saved[-1])
+    run(prepared, settings, tmp_path / "parts", resume=True)
+    assert_same_outcome(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_finished_training_that_goes_on_does_nothing(tmp_path: Path) -> None:
@@ -488,7 +513,7 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     assert last == best + 3
     assert (tmp_path / MODEL).read_bytes() == kept[best] != kept[1]
     assert float(load_tensors(tmp_path / MODEL)[1]["validation_ndcg"]) == ndcg[best]
-    model, found = load_model(tmp_path, prepared.codes, prepared.num_sub_items)
+    model, found = load_model(tmp_path, prepared)
     assert found == settings
     assert validation_ndcg(model, prepared, settings) == ndcg[best]
     newest = {
@@ -576,18 +601,37 @@ def test_going_on_needs_a_whole_checkpoint(tmp_path: Path) -> None:
         run(prepared, settings, tmp_path, resume=True)
 
 
-def test_a_model_is_loaded_only_for_its_own_codebook(tmp_path: Path) -> None:
+def test_equal_codes_do_not_make_an_equal_log(tmp_path: Path) -> None:
+    """Codes by chance depend on the number of items alone; what a model has learnt from does not."""
     prepared = cycle()
     run(prepared, settings_of(max_epochs=1), tmp_path)
-    model, _ = load_model(tmp_path, prepared.codes, prepared.num_sub_items)
+    shifted = replace(prepared, train_ends=np.maximum(prepared.train_ends - 1, 0))
+    renamed = replace(prepared, item_ids=IntegerIds(np.arange(prepared.num_items) + 1))
+    for other in (shifted, renamed):
+        with pytest.raises(InputError, match="trained on another prepared log"):
+            load_model(tmp_path, other)
+
+
+def test_a_folder_with_something_else_is_not_trained_into(tmp_path: Path) -> None:
+    prepared = cycle()
+    prepared.save(tmp_path / "prepared")
+    with pytest.raises(InputError, match="holds something else"):
+        run(prepared, settings_of(), tmp_path / "prepared")
+    assert Prepared.load(tmp_path / "prepared").num_items == prepared.num_items
+
+
+def test_a_model_is_loaded_only_for_its_own_prepared_log(tmp_path: Path) -> None:
+    prepared = cycle()
+    run(prepared, settings_of(max_epochs=1), tmp_path)
+    model, _ = load_model(tmp_path, prepared)
     assert not model.training
-    with pytest.raises(InputError, match="trained on another codebook"):
-        load_model(tmp_path, cycle(seed=1).codes, prepared.num_sub_items)
+    with pytest.raises(InputError, match="trained on another prepared log"):
+        load_model(tmp_path, cycle(seed=1))
     with pytest.raises(StorageError, match=f"{MODEL}: no such file"):
-        load_model(tmp_path / "nowhere", prepared.codes, prepared.num_sub_items)
+        load_model(tmp_path / "nowhere", prepared)
     (tmp_path / MODEL).write_bytes((tmp_path / CHECKPOINT).read_bytes())
     with pytest.raises(StorageError, match="not a trained model"):
-        load_model(tmp_path, prepared.codes, prepared.num_sub_items)
+        load_model(tmp_path, prepared)
 
 
 # The command -------------------------------------------------------------------------------------
@@ -650,7 +694,8 @@ def test_a_finished_training_still_knows_its_best(
     assert main(arguments) == 0
     first = best_line(capsys.readouterr().err)
     assert not first.endswith(" 0.0000")
-    assert main([*arguments, "--resume"]) == 0
+    # What it was trained with need not be said again.
+    assert main([*arguments[:4], "--resume"]) == 0
     assert best_line(capsys.readouterr().err) == first
 
 
@@ -717,5 +762,5 @@ def test_training_runs_where_there_is_only_torch_and_numpy(tmp_path: Path) -> No
     assert "no picture of the training: this needs matplotlib" in done.stderr
     assert [line["epoch"] for line in lines_without_times(tmp_path / "out")] == [1, 2, 3]
     prepared = Prepared.load(tmp_path / "prepared")
-    model, _ = load_model(tmp_path / "out", prepared.codes, prepared.num_sub_items)
+    model, _ = load_model(tmp_path / "out", prepared)
     assert all(torch.isfinite(weight).all() for weight in model.parameters())

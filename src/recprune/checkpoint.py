@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -62,6 +61,16 @@ def save_checkpoint(
     save_tensors(path, tensors, metadata)
 
 
+def checkpoint_settings(folder: str | Path) -> Settings:
+    """Return the settings of a training that is to go on."""
+    path = Path(folder) / CHECKPOINT
+    _, metadata = load_tensors(path)
+    try:
+        return Settings.from_json(json.loads(metadata["settings"]))
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"{path}: not a whole checkpoint: {error}") from None
+
+
 def load_checkpoint(
     path: Path,
     settings: Settings,
@@ -103,34 +112,34 @@ def load_checkpoint(
 
 
 def save_model(
-    folder: Path, settings: Settings, model: SequenceModel, prepared: Prepared, ndcg: float
+    folder: Path, settings: Settings, model: SequenceModel, checksum: str, ndcg: float
 ) -> None:
     """Write the weights alone, with what they were trained on."""
     metadata = {
         "settings": json.dumps(settings.to_json()),
-        "codes": codes_checksum(prepared.codes),
+        "prepared": checksum,
         "validation_ndcg": repr(ndcg),
     }
     save_tensors(folder / MODEL, model_arrays(model), metadata)
 
 
-def load_model(
-    folder: str | Path, codes: CodeArray, num_sub_items: int
-) -> tuple[SequenceModel, Settings]:
-    """Return the best model of a training, for the catalogue that it was trained on."""
+def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, Settings]:
+    """Return the best model of a training on the given prepared log."""
     path = Path(folder) / MODEL
     tensors, metadata = load_tensors(path)
     try:
         settings = Settings.from_json(json.loads(metadata["settings"]))
-        checksum = metadata["codes"]
+        checksum = metadata["prepared"]
+        float(metadata["validation_ndcg"])  # a checkpoint has none
     except (KeyError, ValueError) as error:
         raise StorageError(f"{path}: not a trained model: {error}") from None
-    if checksum != codes_checksum(codes):
-        raise InputError(f"{path}: was trained on another codebook")
+    if checksum != prepared.checksum():
+        raise InputError(f"{path}: was trained on another prepared log")
     try:
-        return model_from_arrays(settings, codes, num_sub_items, tensors), settings
+        model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
+    return model, settings
 
 
 def model_from_arrays(
@@ -150,11 +159,6 @@ def model_arrays(model: SequenceModel) -> dict[str, NDArray[Any]]:
     return {
         name: value.detach().float().cpu().numpy() for name, value in model.state_dict().items()
     }
-
-
-def codes_checksum(codes: CodeArray) -> str:
-    """Return a checksum of a code table."""
-    return hashlib.sha256(np.ascontiguousarray(codes).data).hexdigest()
 
 
 def _load_weights(model: SequenceModel, arrays: Mapping[str, NDArray[Any]]) -> None:

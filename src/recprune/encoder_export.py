@@ -18,7 +18,7 @@ from recprune.models.sasrec import SASRec, SASRecBlock
 from recprune.sequence_model import SequenceModel
 from recprune.types import VERSION, Float64Array, needs_extra
 
-with needs_extra("onnx"):
+with needs_extra("train"):
     import onnx
     from onnx import helper, numpy_helper
 with needs_extra("train"):

@@ -51,7 +51,7 @@ from recprune.types import (
 Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
-_VERSION = 1
+_VERSION = 2
 
 
 class Index:

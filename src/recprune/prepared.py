@@ -90,14 +90,19 @@ class Prepared:
         return Interactions(offsets, self.items[places], times, self.user_ids, self.item_ids)
 
     def checksum(self) -> str:
-        """Return a checksum of what a model learns from."""
+        """Return a checksum of everything: a model is of one prepared log and of no other."""
         total = hashlib.sha256()
-        for array in (self.offsets, self.items, self.train_ends, self.codes):
+        for name, array in sorted(self._arrays().items()):
+            total.update(name.encode())
             total.update(np.ascontiguousarray(array).data)
         return total.hexdigest()
 
     def save(self, folder: str | Path) -> None:
         """Write everything as a folder, in place of an older one if there is one."""
+        settings = {"num_sub_items": self.num_sub_items, "preparation": self.settings}
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=self._arrays())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {
             "offsets": self.offsets,
             "items": self.items,
@@ -109,8 +114,7 @@ class Prepared:
         for name, targets in (("validation", self.validation), ("test", self.test)):
             for part in _TARGET_PARTS:
                 arrays[f"{name}_{part}"] = getattr(targets, part)
-        settings = {"num_sub_items": self.num_sub_items, "preparation": self.settings}
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+        return arrays
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Prepared:

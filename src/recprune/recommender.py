@@ -31,6 +31,7 @@ from recprune.types import (
     InputError,
     Int32Array,
     Int64Array,
+    InterruptedWorkError,
     Json,
     MissingExtraError,
     StorageError,
@@ -39,6 +40,8 @@ from recprune.types import (
 
 if TYPE_CHECKING:
     from recprune.interactions import Interactions
+    from recprune.sequence_model import SequenceModel
+    from recprune.training import EpochReport
 
 KIND = "recommender"
 _VERSION = 1
@@ -100,13 +103,17 @@ class Recommender:
         train_fraction: float = 0.9,
         device: str = "auto",
         out: str | Path | None = None,
+        resume: bool = False,
+        on_epoch: Callable[[EpochReport], None] = lambda _: None,
         **values: Any,
     ) -> Recommender:
         """Train a model of a log and return its recommender.
 
-        Further arguments are settings of the model and of its training, by name. `out` keeps what
-        training leaves on disk. For long runs, and for other machines, the commands `prepare`,
-        `train` and `export` do the same in three steps.
+        Further arguments are settings of the model and of its training, by name. What comes after
+        `train_fraction` of the log is held out, for an honest evaluation, and not learnt from.
+        `out` keeps what training leaves on disk, so that `resume` can go on after an interruption.
+        For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
+        same in three steps.
         """
         from recprune.codebook import assign_svd
         from recprune.holdout import temporal_holdout
@@ -116,23 +123,34 @@ class Recommender:
         if settings.model.embedding == "full":
             _check_full_size(log.num_items)  # before hours of training
         seed = settings.training.seed
-        holdout = temporal_holdout(log, train_fraction=train_fraction, seed=seed)
+        holdout = temporal_holdout(
+            log,
+            train_fraction=train_fraction,
+            validation_users=settings.training.validation_users,
+            seed=seed,
+        )
         codebook = assign_svd(
             holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
         )
         prepared = prepare(holdout, codebook, {"holdout": "temporal", "seed": seed})
         with TemporaryDirectory() as scratch:
             folder = Path(out) if out is not None else Path(scratch)
-            train(prepared, settings, folder, device=device)
+            try:
+                train(prepared, settings, folder, device=device, resume=resume, on_epoch=on_epoch)
+            except InterruptedWorkError:
+                if out is not None:
+                    raise
+                raise InterruptedWorkError(
+                    "interrupted, and nothing is kept without `out`"
+                ) from None
             return cls.from_training(prepared, folder)
 
     @classmethod
     def from_training(cls, prepared: Prepared, folder: str | Path) -> Recommender:
         """Put the best model of a training together with the catalogue that it was trained on."""
         from recprune.checkpoint import load_model, model_arrays
-        from recprune.encoder_export import export_encoder
 
-        model, settings = load_model(folder, prepared.codes, prepared.num_sub_items)
+        model, settings = load_model(folder, prepared)
         weights = model_arrays(model)
         if settings.model.embedding == "recjpq":
             codes: NDArray[Any] = prepared.codes
@@ -148,7 +166,7 @@ class Recommender:
             prepared.training_counts(),
             settings.to_json() | {"preparation": prepared.settings},
             weights,
-            lambda: export_encoder(model),
+            lambda: _export(model),
         )
 
     def save(self, folder: str | Path) -> None:
@@ -316,6 +334,12 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] = 1000.0 * (now - self._last)
         self._last = now
+
+
+def _export(model: SequenceModel) -> bytes:
+    from recprune.encoder_export import export_encoder
+
+    return export_encoder(model)
 
 
 def _check_full_size(num_items: int) -> None:

@@ -138,7 +138,8 @@ def _read_manifest(source: Path, opened: int, kind: str, version: int) -> Json:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StorageError(f"{path}: not a recprune manifest, or a truncated one") from None
     if found != kind:
-        raise StorageError(f"{source}: holds a saved {found}, not a {kind}")
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise StorageError(f"{source}: holds a saved {found}, not {article} {kind}")
     if found_version != version:
         raise StorageError(
             f"{source}: {kind} format version {found_version}, this recprune reads {version}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,14 +38,20 @@ from recprune.sequence_model import (
     target_ranks,
 )
 from recprune.settings import Settings
-from recprune.storage import writing_file
-from recprune.types import InputError, InterruptedWorkError, RecpruneError, needs_extra
+from recprune.storage import MANIFEST, writing_file
+from recprune.types import (
+    InputError,
+    InterruptedWorkError,
+    RecpruneError,
+    needs_extra,
+    random_generator,
+)
 
 with needs_extra("train"):
     import torch
     from torch import Tensor
 
-_CHECKPOINT_EVERY = 60.0  # seconds; an epoch may take one
+_CHECKPOINT_EVERY = 60.0  # seconds
 _REPORT_EVERY = 32  # steps; looking at the loss makes the processor wait for the device
 
 
@@ -84,7 +91,7 @@ def train(
     `max_seconds` no new epoch is begun.
     """
     folder = Path(out)
-    chosen = _find_device(device)
+    chosen = find_device(device)
     torch.manual_seed(settings.training.seed)
     model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(chosen)
     optimiser = torch.optim.Adam(
@@ -99,10 +106,17 @@ def train(
     def save() -> None:
         save_checkpoint(folder / CHECKPOINT, settings, checksum, model, optimiser, state)
 
-    saved_at = state.seconds
-    begun = time.monotonic() - state.seconds
+    def save_within(number: int) -> None:
+        _refuse_nan(float(losses), state, number)
+        state.batch, state.loss_sum = number + 1, float(losses)
+        state.seconds = time.monotonic() - begun
+        save()
+
+    started = saved_at = time.monotonic()
+    begun = started - state.seconds
+    time_is_up = False
     with _interruptible() as asked_to_stop:
-        while not _is_finished(state, settings) and state.seconds < max_seconds:
+        while not _is_finished(state, settings) and not time_is_up:
             users = epoch_users(prepared, settings, state.epoch)
             size = settings.training.batch_size
             num_batches = -(-len(users) // size)
@@ -123,17 +137,19 @@ def train(
                 if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
                     _refuse_nan(float(losses), state, number)
                     on_steps(number + 1, num_batches, float(loss.detach()))
+                if time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
+                    save_within(number)
+                    saved_at = time.monotonic()
                 if asked_to_stop():
-                    state.batch, state.loss_sum = number + 1, float(losses)
-                    state.seconds = time.monotonic() - begun
-                    save()
+                    save_within(number)
                     raise InterruptedWorkError(
                         f"interrupted in epoch {state.epoch + 1} after {number + 1} of "
                         f"{num_batches} steps; all is saved: go on with --resume"
                     )
             seconds = time.monotonic() - epoch_begun
             ndcg = validation_ndcg(model, prepared, settings)
-            best = ndcg > state.best_ndcg
+            # As long as nothing at all is found, and without validation users, the newest is best.
+            best = ndcg > state.best_ndcg or ndcg == 0.0 == state.best_ndcg
             state.epochs_without_best = 0 if best else state.epochs_without_best + 1
             state.best_ndcg = max(ndcg, state.best_ndcg)
             state.steps += num_batches
@@ -149,28 +165,29 @@ def train(
             )
             state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
             if best:
-                save_model(folder, settings, model, prepared, ndcg)
+                save_model(folder, settings, model, checksum, ndcg)
             _append_line(folder / EPOCHS, report)
             on_epoch(report)
-            ends = _is_finished(state, settings) or state.seconds >= max_seconds
-            if ends or state.seconds >= saved_at + _CHECKPOINT_EVERY:
+            time_is_up = time.monotonic() - started >= max_seconds
+            if time_is_up or _is_finished(state, settings) or not (folder / CHECKPOINT).exists():
                 save()
-                saved_at = state.seconds
     return state
 
 
 def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings) -> float:
     """Return NDCG@10 of the validation users, over the full catalogue."""
     targets = prepared.validation
-    count = min(settings.training.validation_users, len(targets))
-    histories = [prepared.history(targets, target) for target in range(count)]
+    shuffled = random_generator(settings.training.seed, 4).permutation(len(targets))
+    chosen = np.sort(shuffled[: settings.training.validation_users])
+    histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
     seen = histories if settings.training.exclude_seen else None
-    ranks = target_ranks(model, embeddings, targets.items[:count], seen)
+    ranks = target_ranks(model, embeddings, targets.items[chosen], seen)
     return ndcg_at(ranks, 10)
 
 
-def _find_device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Return the device of that name; `auto` is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -197,6 +214,8 @@ def _begin(
         state = load_checkpoint(checkpoint, settings, checksum, model, optimiser)
         _keep_lines(folder / EPOCHS, state.epoch)
         return state
+    if (folder / MANIFEST).exists():
+        raise InputError(f"{folder}: holds something else that recprune saved: take another folder")
     if checkpoint.exists():
         raise InputError(f"{folder}: holds a training already: go on with --resume, or remove it")
     _keep_lines(folder / EPOCHS, 0)
@@ -234,7 +253,7 @@ def _step_loss(
         candidates = torch.cat([targets.unsqueeze(1), negatives], dim=1)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             states = model.forward_packed(items, places, segments)
-            scores = model.embedding.scores(states.flatten(0, 1)[positions], candidates)
+            scores = model.embedding.scores(states.flatten(0, 1)[positions], candidates).float()
         return loss(scores[:, 0], scores[:, 1:])
 
     computed = torch.compile(compute, dynamic=True) if compiled else compute
@@ -285,7 +304,10 @@ def _append_line(path: Path, report: EpochReport) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a question that the loop asks; a second one stops at once."""
+    """Turn the first Ctrl-C, or a request to terminate, into a question that the loop asks.
+
+    A second one stops at once.
+    """
     asked = False
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
@@ -294,12 +316,12 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked = True
 
-    try:
-        before = signal.signal(signal.SIGINT, handle)
-    except ValueError:  # not in the main thread, where signals arrive
+    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
         yield lambda: False
         return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from recprune.recommender import Recommender
 from recprune.storage import writing_file
 from recprune.types import InputError, random_generator
 
-_COLUMNS = ("NDCG", "Recall", "MRR", "Coverage", "Bias")
+_COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--users", type=int, metavar="N", help="only so many test users, drawn by --seed"
     )
     parser.add_argument(
-        "--exclude-seen", action="store_true", help="items of the history are not recommended"
+        "--exclude-seen",
+        action="store_true",
+        help="items of the history are not recommended; `recprune recommend` does so by default",
     )
     parser.add_argument("--no-baselines", action="store_true", help="the models alone")
     parser.add_argument("--threads", type=int, default=1, help="of the search; default 1")
@@ -42,6 +45,10 @@ def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     if parsed.k < 1:
         raise InputError(f"-k is {parsed.k}, expected at least 1")
+    if parsed.no_baselines and not parsed.models:
+        raise InputError("--no-baselines without a model leaves nothing to evaluate")
+    if parsed.json and not os.access(Path(parsed.json).absolute().parent, os.W_OK):
+        raise InputError(f"{parsed.json}: cannot be written")  # said before the work, not after
     prepared = Prepared.load(parsed.prepared)
     if parsed.users is not None and parsed.users < 1:
         raise InputError(f"--users is {parsed.users}, expected at least 1")

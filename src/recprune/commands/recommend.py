@@ -45,13 +45,15 @@ def run(parsed: argparse.Namespace) -> None:
         return
     batch: list[list[ExternalId]] = []
     line = 0
-    for line, history in enumerate(_read(recommender, parsed.histories), 1):
-        batch.append(history)
-        if len(batch) == _BATCH:
-            _answer(recommender, batch, parsed, line + 1 - _BATCH)
-            batch = []
-    if batch:
-        _answer(recommender, batch, parsed, line + 1 - len(batch))
+    try:
+        for line, history in enumerate(_read(recommender, parsed.histories), 1):
+            batch.append(history)
+            if len(batch) == _BATCH:
+                ready, batch = batch, []
+                _answer(recommender, ready, parsed, line + 1 - _BATCH)
+    finally:  # a bad line does not cost the good ones before it their answers
+        if batch:
+            _answer(recommender, batch, parsed, line + 1 - len(batch))
 
 
 def _answer(
@@ -154,14 +156,17 @@ def _ids(recommender: Recommender, values: list[Any]) -> list[ExternalId]:
     """Take words for numbers where the catalogue has numbers."""
     if not isinstance(recommender.item_ids, IntegerIds):
         return [str(value) for value in values]
-    return [_number(value) if isinstance(value, str) else value for value in values]
+    return [_number(value) for value in values]
 
 
-def _number(word: str) -> int | str:
+def _number(value: Any) -> Any:
+    """Return the integer that a word or a number stands for; others are nobody's id."""
+    if isinstance(value, float) and not value.is_integer():
+        return str(value)
     try:
-        return int(word)
-    except ValueError:  # then it is nobody's id, and will be reported
-        return word
+        return int(value) if isinstance(value, str | float) else value
+    except (ValueError, OverflowError):
+        return value
 
 
 def _say(message: str) -> None:

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recprune.checkpoint import EPOCHS, MODEL
+from recprune.checkpoint import EPOCHS, MODEL, checkpoint_settings
 from recprune.prepared import Prepared
 from recprune.settings import PRESETS, Settings, find_preset
-from recprune.training import EpochReport, train
-from recprune.types import InputError, MissingExtraError
+from recprune.training import EpochReport, find_device, train
+from recprune.types import MAX_SUB_ITEMS, InputError, MissingExtraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,17 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prepared", metavar="FOLDER", help="made by recprune prepare")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(
-        "--preset", default="gsasrec", metavar="NAME",
-        help=f"one of {', '.join(PRESETS)}; default %(default)s",
+        "--preset", metavar="NAME",
+        help=f"one of {', '.join(PRESETS)}; default gsasrec, or what --resume finds",
     )  # fmt: skip
     parser.add_argument(
         "--settings", metavar="FILE", help="JSON with the parts model and training, over the preset"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
-        help="one setting, over all else; may be repeated",
+        help="one setting, over all else; may be repeated. There are, with the defaults of "
+        f"gsasrec: {_listed(find_preset('gsasrec'))}",
     )  # fmt: skip
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; default: a GPU")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: a GPU where there is one"
+    )
     parser.add_argument("--resume", action="store_true", help="go on where --out stopped")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument(
@@ -42,13 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     """Do it."""
+    if not parsed.max_minutes > 0.0:
+        raise InputError(f"--max-minutes is {parsed.max_minutes}, expected more than 0")
     settings = _settings(parsed)
     prepared = Prepared.load(parsed.prepared)
     model, training = settings.model, settings.training
     _say(
         f"{model.architecture} ({model.embedding}) for {prepared.num_items:,} items: "
-        f"{training.loss} with {training.num_negatives} negatives"
+        f"{training.loss} with {training.num_negatives} negatives, on {find_device(parsed.device)}"
     )
+    if not len(prepared.validation):
+        _say("no validation users: the last weights will be kept")
+    if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
+        _say(f"a full table of more than {MAX_SUB_ITEMS:,} items can be trained, but not exported")
     show = _Progress(settings)
     state = train(
         prepared,
@@ -69,12 +78,24 @@ def run(parsed: argparse.Namespace) -> None:
     _draw_curve(Path(parsed.out))
 
 
+def _listed(settings: Settings) -> str:
+    parts = settings.to_json().values()
+    return ", ".join(
+        f"{name}={json.dumps(value)}" for part in parts for name, value in part.items()
+    )
+
+
 def _settings(parsed: argparse.Namespace) -> Settings:
-    settings = find_preset(parsed.preset)
+    if parsed.resume and parsed.preset is None:
+        settings = checkpoint_settings(parsed.out)
+    else:
+        settings = find_preset(parsed.preset or "gsasrec")
     if parsed.settings:
         try:
             given = json.loads(Path(parsed.settings).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise InputError(f"{parsed.settings}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
             raise InputError(f"{parsed.settings}: not readable as JSON: {error}") from None
         if not isinstance(given, dict) or not all(
             isinstance(part, dict) for part in given.values()

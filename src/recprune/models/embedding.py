@@ -1,7 +1,7 @@
 """Vectors of items, and scores of items: RecJPQ's shared sub-items, or a plain full table.
 
-Both answer the same two questions, so that every encoder works with either. Neither ever builds a
-score for every item at every position, and RecJPQ never builds the vectors of all items.
+Both answer the same two questions, so that every encoder works with either. RecJPQ builds neither
+the vectors of all items nor, in training, a score for every item at every position.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class RecJPQEmbedding(nn.Module):
     def score_table(self, sequence_embeddings: Tensor) -> Tensor:
         """Return the sub-item scores S, [positions, M, B]."""
         parts = sequence_embeddings.view(-1, self.num_splits, self.width // self.num_splits)
-        # A product per split, [M, positions, d / M] with [M, d / M, B]. In float32: a score is a
-        # sum of eight of these.
+        # A product per split, [M, positions, d / M] with [M, d / M, B]. Not in bfloat16: a score is
+        # a sum of eight of these.
         with torch.autocast(sequence_embeddings.device.type, enabled=False):
             products = torch.bmm(
                 parts.float().transpose(0, 1), self.sub_item_embeddings.transpose(1, 2)
@@ -115,9 +115,11 @@ class FullEmbedding(nn.Module):
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
         """Return the scores of given items: the dot products with their vectors."""
         # For few items, all scores of a position are less than the vectors of its candidates.
-        if self.num_items <= items.shape[1] * self.width:
-            return (sequence_embeddings @ self.item_embeddings.T).gather(1, items)
-        return torch.einsum("pd,pcd->pc", sequence_embeddings, self.vectors(items))
+        with torch.autocast(sequence_embeddings.device.type, enabled=False):
+            states = sequence_embeddings.float()
+            if self.num_items <= items.shape[1] * self.width:
+                return (states @ self.item_embeddings.T).gather(1, items)
+            return torch.einsum("pd,pcd->pc", states, self.vectors(items))
 
     def score_table(self, sequence_embeddings: Tensor) -> Tensor:
         """Return the sequence embeddings themselves."""
