@@ -21,6 +21,7 @@ from recprune.sequence_model import (
     ndcg_at,
     pad_histories,
     target_ranks,
+    top_items,
 )
 from recprune.settings import ModelSettings
 from recprune.types import CodeArray, Int32Array
@@ -475,6 +476,27 @@ def test_ranks_follow_scores_added_in_the_order_of_the_search(num_splits: int, h
     seen = [rng.integers(0, 60, 25, dtype=np.int32) for _ in targets] if hide else None
     found = target_ranks(model, queries, targets, seen)
     assert found.tolist() == brute_force_ranks(scores, targets, seen)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("at_once", [1, 60 * 7, 1 << 20])
+def test_the_best_items_are_those_of_a_full_sort_with_ties(at_once: int, hide: bool) -> None:
+    torch.manual_seed(1)
+    rng = np.random.default_rng(1)
+    codes: CodeArray = codes_of(15, 4, 16)[rng.permutation(60) // 4]  # four items of every code
+    model = build_model(ModelSettings(width=16, length=5), codes, 16)
+    queries = torch.randn(60, 16)
+    with torch.no_grad():
+        table = model.embedding.score_table(queries)
+        scores = model.embedding.scores_of_range(table, 0, 60).numpy().copy()
+    exclude = [rng.choice(60, 57, replace=False).astype(np.int32) for _ in range(60)]
+    expected = []
+    for user, row in enumerate(scores):
+        left = np.setdiff1d(np.arange(60), exclude[user] if hide else [])
+        best = left[np.lexsort((left, -row[left]))][:7]
+        expected.append(np.pad(best, (0, 7 - len(best)), constant_values=-1).tolist())
+    found = top_items(model, queries, 7, exclude if hide else None, at_once)
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS)

@@ -106,6 +106,41 @@ def target_ranks(
     return above.cpu().numpy()
 
 
+@torch.no_grad()
+def top_items(
+    model: SequenceModel,
+    sequence_embeddings: Tensor,
+    k: int,
+    exclude: Sequence[Int32Array] | None = None,
+    scores_at_once: int = 1 << 24,
+) -> Int64Array:
+    """Return the best k items of each user by scoring the full catalogue, [users, k], −1-padded.
+
+    For catalogues that no index holds: tables of full vectors of more items than an index has
+    sub-items. The tie rule is that of the search.
+    """
+    embedding = model.embedding
+    device = sequence_embeddings.device
+    num_users = len(sequence_embeddings)
+    table = embedding.score_table(sequence_embeddings)
+    excluded_users, excluded_items = _flat_pairs(exclude or [], device)
+    scores = torch.full((num_users, k), -torch.inf, device=device)
+    ids = torch.full((num_users, k), -1, dtype=torch.int64, device=device)
+    chunk = max(1, scores_at_once // max(num_users, 1))
+    for first in range(0, embedding.num_items, chunk):
+        last = min(first + chunk, embedding.num_items)
+        part = embedding.scores_of_range(table, first, last)
+        inside = (excluded_items >= first) & (excluded_items < last)
+        part[excluded_users[inside], excluded_items[inside] - first] = -torch.inf
+        # Stable, and the ids of the best so far are lower than those of this part: ties keep order.
+        both = torch.cat([scores, part], dim=1)
+        order = both.argsort(dim=1, descending=True, stable=True)[:, :k]
+        part_ids = torch.arange(first, last, device=device).expand(num_users, -1)
+        scores = both.gather(1, order)
+        ids = torch.cat([ids, part_ids], dim=1).gather(1, order)
+    return ids.masked_fill(scores == -torch.inf, -1).cpu().numpy()
+
+
 def _flat_pairs(seen: Sequence[Int32Array], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return users and items, one pair for every item that a user has seen."""
     lengths = [len(items) for items in seen]

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from recprune.baselines import every_baseline
+from recprune.checkpoint import load_model
 from recprune.console import output, print_table, say, showing_progress
 from recprune.evaluate import RankedUsers, compare, evaluate, evaluation_rows, verdict
 from recprune.prepared import Prepared
 from recprune.recommender import Recommender
+from recprune.sequence_model import encode_histories, top_items
 from recprune.storage import writing_file
-from recprune.types import InputError, random_generator
+from recprune.types import MAX_SUB_ITEMS, InputError, Int32Array, Int64Array, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
 
@@ -67,16 +69,9 @@ def run(parsed: argparse.Namespace) -> None:
         for folder in parsed.models:
             progress(folder)
             begun = time.monotonic()
-            recommender = Recommender.from_training(prepared, folder)
-            embeddings = recommender.encoder.encode(histories)
-            top = recommender.index.search(
-                embeddings,
-                parsed.k,
-                exclude=histories if parsed.exclude_seen else None,
-                threads=parsed.threads,
-            )
+            ids = _rank(prepared, folder, histories, parsed)
             name = names[folder]
-            ranked[name] = RankedUsers.of_targets(top.ids, targets)
+            ranked[name] = RankedUsers.of_targets(ids, targets)
             seconds[name] = time.monotonic() - begun
         models = list(ranked)
         for baseline in baselines:
@@ -115,6 +110,22 @@ def run(parsed: argparse.Namespace) -> None:
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         say(f"figures written to {parsed.json}")
+
+
+def _rank(
+    prepared: Prepared, folder: str, histories: list[Int32Array], parsed: argparse.Namespace
+) -> Int64Array:
+    """Return the best items of a model for each history: by exact search, where it has an index."""
+    exclude = histories if parsed.exclude_seen else None
+    model, settings = load_model(folder, prepared)
+    if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
+        embeddings = encode_histories(model, settings.model.length, histories)
+        return top_items(model, embeddings, parsed.k, exclude)
+    recommender = Recommender.from_training(prepared, folder)
+    found = recommender.index.search(
+        recommender.encoder.encode(histories), parsed.k, exclude=exclude, threads=parsed.threads
+    )
+    return found.ids
 
 
 def _names(folders: list[str], taken: set[str]) -> dict[str, str]:
