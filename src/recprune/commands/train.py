@@ -57,9 +57,7 @@ def run(parsed: argparse.Namespace) -> None:
     if not len(prepared.validation):
         _say("no validation users: the last weights will be kept")
     if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
-        _say(
-            f"a full table of more than {MAX_SUB_ITEMS:,} items can be trained and evaluated, not exported"
-        )
+        _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
     show = _Progress(settings)
     state = train(
         prepared,
