@@ -44,7 +44,6 @@ struct Limits {
 
 // What a search did. `upper_bound` limits the score of every item that was not considered.
 struct Stats {
-    std::int32_t method = 0;
     bool exact = true;
     std::int64_t steps = 0;
     std::int64_t items_scored = 0;

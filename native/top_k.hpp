@@ -28,7 +28,6 @@ class TopK {
     // K-th best score so far (θ): no item below it can enter. −∞ until K items are there.
     float threshold() const { return threshold_; }
     bool full() const { return heap_.size() == k_; }
-    std::size_t size() const { return heap_.size(); }
 
     void offer(float score, Item item) {
         if (k_ == 0 || !(score >= threshold_)) return;

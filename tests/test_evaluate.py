@@ -18,14 +18,13 @@ from recprune.evaluate import (
     DEFAULT_COLUMNS,
     Evaluation,
     RankedUsers,
-    _sign_flip_p_value,
-    bootstrap_mean,
     compare,
     evaluate,
     evaluation_rows,
     user_values,
     verdict,
 )
+from recprune.resampling import bootstrap_mean, sign_flip_p_value
 from recprune.types import Json
 from tests.conftest import log_of
 
@@ -131,7 +130,7 @@ def test_metrics_do_not_depend_on_the_size_of_the_parts(monkeypatch: pytest.Monk
     ids = np.array([rng.permutation(30)[:10] for _ in range(50)])
     relevant = [rng.permutation(30)[: 1 + row % 4].tolist() for row in range(50)]
     whole = user_values(of_lists(ids.tolist(), relevant), ["NDCG@10", "MAP@5"])
-    monkeypatch.setattr("recprune.evaluate._NUMBERS_AT_ONCE", 64)
+    monkeypatch.setattr("recprune.resampling._NUMBERS_AT_ONCE", 64)
     parts = user_values(of_lists(ids.tolist(), relevant), ["NDCG@10", "MAP@5"])
     for metric, values in whole.items():
         np.testing.assert_array_equal(parts[metric], values)
@@ -234,7 +233,7 @@ def test_intervals_are_seeded_and_do_not_depend_on_parts(
     once = bootstrap_mean(values, seed=3)
     assert bootstrap_mean(values, seed=3) == once
     assert bootstrap_mean(values, seed=4) != once
-    monkeypatch.setattr("recprune.evaluate._NUMBERS_AT_ONCE", 999)
+    monkeypatch.setattr("recprune.resampling._NUMBERS_AT_ONCE", 999)
     assert bootstrap_mean(values, seed=3) == once
 
 
@@ -320,14 +319,14 @@ def test_p_value_is_that_of_all_sign_changes(differences: list[float]) -> None:
     signs = np.array(np.meshgrid(*[[-1, 1]] * len(differences))).reshape(len(differences), -1).T
     sums = np.abs(signs @ np.array(differences))
     exact = (sums >= abs(sum(differences)) - 1e-12).mean()
-    assert _sign_flip_p_value(np.array(differences), 20_000, 0) == pytest.approx(exact, abs=0.02)
+    assert sign_flip_p_value(np.array(differences), 20_000, 0) == pytest.approx(exact, abs=0.02)
 
 
 @pytest.mark.parametrize("users", [30, 1500])
 def test_p_value_does_not_depend_on_parts(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = at_ranks(random_ranks(2, users, 0.5)), at_ranks(random_ranks(3, users, 0.45))
     once = compare(first, second, "NDCG@10")
-    monkeypatch.setattr("recprune.evaluate._NUMBERS_AT_ONCE", 2_000)
+    monkeypatch.setattr("recprune.resampling._NUMBERS_AT_ONCE", 2_000)
     assert compare(first, second, "NDCG@10") == once
 
 

@@ -20,7 +20,7 @@ _ONLY_LAST = 0.25
 class Batch:
     """Histories, several to a row, and the positions where something is to be predicted.
 
-    Most histories are short: packed like this, five times less is padding than with one to a row.
+    Most histories are short: one to a row, most of a batch would be padding.
     """
 
     items: Int64Array  # [rows, longest], MASK where a bert4rec fills in

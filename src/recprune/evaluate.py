@@ -6,7 +6,7 @@ compared user by user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
@@ -14,22 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.interactions import Interactions
+from recprune.resampling import (
+    DEFAULT_CONFIDENCE,
+    DEFAULT_RESAMPLES,
+    Estimate,
+    bootstrap_mean,
+    in_parts,
+    sign_flip_p_value,
+)
 from recprune.types import (
     Float64Array,
     InputError,
     Int64Array,
     Json,
     frozen,
-    random_generator,
 )
 
 DEFAULT_CUTOFFS = (10,)
-DEFAULT_CONFIDENCE = 0.95
-DEFAULT_RESAMPLES = 10_000
 DEFAULT_FLIPS = 10_000
 DEFAULT_COLUMNS = ("NDCG@10", "Recall@10", "MRR@10", "Coverage@10", "Bias@10")
 MIN_FLIPS = 10_000
-_NUMBERS_AT_ONCE = 1 << 21  # of any temporary array: 16 MB as float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +102,6 @@ class RankedUsers:
     def num_relevant(self) -> Int64Array:
         """Number of relevant items of every user."""
         return np.diff(self.offsets)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over users, and the interval in which it lies with the evaluation's confidence."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -258,7 +253,7 @@ def _sorted_ranks(ranked: RankedUsers) -> Float64Array:
     """Return the rank of every relevant item, ascending within each user, ∞ if not recommended."""
     row_of_item = np.repeat(np.arange(ranked.num_users), ranked.num_relevant)
     ranks = np.empty(len(ranked.relevant))
-    for part in _parts(len(ranks), ranked.k):
+    for part in in_parts(len(ranks), ranked.k):
         same = ranked.ids[row_of_item[part]] == ranked.relevant[part, None]
         ranks[part] = np.where(same.any(axis=1), same.argmax(axis=1) + 1.0, np.inf)
     return ranks[np.lexsort((ranks, row_of_item))]
@@ -321,41 +316,10 @@ def _bias(ranked: RankedUsers, cutoff: int, popularity: Float64Array) -> float |
     if wanted == 0.0 or not places.any():
         return None
     recommended = np.empty(ranked.num_users)
-    for part in _parts(ranked.num_users, cutoff):
+    for part in in_parts(ranked.num_users, cutoff):
         ids = ranked.ids[part, :cutoff]
         recommended[part] = np.where(ids >= 0, popularity[ids], 0.0).sum(axis=1)
     return float((recommended[places > 0] / places[places > 0]).mean() / wanted)
-
-
-def bootstrap_mean(
-    values: Float64Array,
-    *,
-    confidence: float = DEFAULT_CONFIDENCE,
-    resamples: int = DEFAULT_RESAMPLES,
-    seed: int = 0,
-) -> Estimate:
-    """Return the mean of per-user values and its bootstrap percentile interval."""
-    if not 0.0 < confidence < 1.0:
-        raise InputError(f"confidence is {confidence}, expected between 0 and 1")
-    if resamples < 1:
-        raise InputError(f"resamples is {resamples}, expected at least 1")
-    if len(values) == 0:
-        raise InputError("there are no values to take the mean of")
-    distinct, counts = np.unique(values, return_counts=True)
-    few = _are_few(distinct, values)
-    rng = random_generator(seed)
-    means = np.empty(resamples)
-    for part in _parts(resamples, len(distinct) if few else len(values)):
-        rows = part.stop - part.start
-        if few:
-            # Users with equal values are interchangeable: how often each is drawn is all we need.
-            drawn = rng.multinomial(len(values), counts / len(values), size=rows)
-            means[part] = (drawn * distinct).sum(axis=1) / len(values)
-        else:
-            means[part] = values[rng.integers(0, len(values), (rows, len(values)))].mean(axis=1)
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
-    return Estimate(float(values.mean()), float(low), float(high))
 
 
 # Comparison --------------------------------------------------------------------------------------
@@ -394,35 +358,9 @@ def compare(
         difference=bootstrap_mean(
             differences, confidence=confidence, resamples=resamples, seed=seed
         ),
-        p_value=_sign_flip_p_value(differences, flips, seed),
+        p_value=sign_flip_p_value(differences, flips, seed),
         confidence=confidence,
     )
-
-
-def _sign_flip_p_value(differences: Float64Array, flips: int, seed: int) -> float:
-    """Return the share of random sign changes that give at least the observed sum."""
-    sizes, counts = np.unique(np.abs(differences), return_counts=True)
-    # Sums that are equal but for rounding are as large as the observed one.
-    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
-    few = _are_few(sizes, differences)
-    rng = random_generator(seed)
-    as_large = 0
-    for part in _parts(flips, len(sizes) if few else len(differences)):
-        rows = part.stop - part.start
-        if few:
-            # Of c users with differences of one size, as many keep it as of c coins show heads.
-            kept = rng.binomial(counts, 0.5, size=(rows, len(sizes)))
-            sums = ((2 * kept - counts) * sizes).sum(axis=1)
-        else:
-            keep = rng.random((rows, len(differences))) < 0.5
-            sums = np.where(keep, differences, -differences).sum(axis=1)
-        as_large += int(np.count_nonzero(np.abs(sums) >= observed))
-    return (as_large + 1) / (flips + 1)
-
-
-def _are_few(distinct: Float64Array, values: Float64Array) -> bool:
-    """Whether counts of distinct values are cheaper to draw than the values: ten times, each."""
-    return 10 * len(distinct) <= len(values)
 
 
 # In words ----------------------------------------------------------------------------------------
@@ -536,7 +474,7 @@ def _check_relevant(offsets: Int64Array, relevant: Int64Array, num_users: int) -
 def _check_ids(ids: Int64Array) -> None:
     if ids.shape[1] == 0:
         raise InputError("ids has no columns: nothing is recommended to anybody")
-    for part in _parts(len(ids), ids.shape[1]):
+    for part in in_parts(len(ids), ids.shape[1]):
         rows = ids[part]
         if rows.min() < -1:
             row, place = np.argwhere(rows < -1)[0]
@@ -552,10 +490,3 @@ def _check_ids(ids: Int64Array) -> None:
         if twice.any():
             row, place = np.argwhere(twice)[0]
             raise InputError(f"ids[{part.start + row}] has item {ordered[row, place]} twice")
-
-
-def _parts(rows: int, width: int) -> Iterator[slice]:
-    """Divide rows of a wide array into slices of limited size."""
-    step = max(1, _NUMBERS_AT_ONCE // max(width, 1))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))

@@ -148,9 +148,17 @@ class Recommender:
     @classmethod
     def from_training(cls, prepared: Prepared, folder: str | Path) -> Recommender:
         """Put the best model of a training together with the catalogue that it was trained on."""
-        from recprune.checkpoint import load_model, model_arrays
+        from recprune.checkpoint import load_model
 
-        model, settings = load_model(folder, prepared)
+        return cls.from_model(prepared, *load_model(folder, prepared))
+
+    @classmethod
+    def from_model(
+        cls, prepared: Prepared, model: SequenceModel, settings: Settings
+    ) -> Recommender:
+        """Put a model together with the catalogue that it was trained on."""
+        from recprune.checkpoint import model_arrays
+
         weights = model_arrays(model)
         if settings.model.embedding == "recjpq":
             codes: NDArray[Any] = prepared.codes

@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from recprune.codebook import KIND, assign_random, assign_svd, check_size
+from recprune.codebook import KIND, check_size
+from recprune.commands.codebook_arguments import add_codebook_arguments, assign
 from recprune.commands.log_arguments import add_log_arguments, add_seed_argument, read_log
 from recprune.console import say, showing_progress
 from recprune.holdout import Holdout, leave_one_out, temporal_holdout
@@ -25,18 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--method", choices=("svd", "random"), default="svd",
         help="svd: items liked by the same users share sub-item ids; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--splits", type=int, default=8, metavar="M", help="default %(default)s")
-    parser.add_argument(
-        "--sub-items", type=int, default=256, metavar="B", help="per split; default %(default)s"
-    )
     parser.add_argument(
         "--holdout", choices=("temporal", "leave-one-out", "none"), default="temporal",
         help="what the codebook may not see; default %(default)s",
     )  # fmt: skip
-    parser.add_argument(
-        "--train-fraction", type=float, default=0.9, metavar="SHARE",
-        help="of the interactions, for a temporal hold-out; default %(default)s",
-    )  # fmt: skip
+    add_codebook_arguments(parser)
     add_seed_argument(parser)
 
 
@@ -48,12 +42,8 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.method == "random":
         parsed.holdout = "none"  # chance needs no training
     train, training = _training_log(log, parsed)
-    sizes = {"num_splits": parsed.splits, "num_sub_items": parsed.sub_items, "seed": parsed.seed}
     with showing_progress("codebook") as progress:
-        if parsed.method == "svd":
-            codebook = assign_svd(train, progress=progress, **sizes)
-        else:
-            codebook = assign_random(log.num_items, item_ids=log.item_ids, **sizes)
+        codebook = assign(parsed.method, train, parsed, progress)
         codebook = dataclasses.replace(
             codebook, settings=codebook.settings | {"training": training}
         )

@@ -121,7 +121,7 @@ def _rank(
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         embeddings = encode_histories(model, settings.model.length, histories)
         return top_items(model, embeddings, parsed.k, exclude)
-    recommender = Recommender.from_training(prepared, folder)
+    recommender = Recommender.from_model(prepared, model, settings)
     found = recommender.index.search(
         recommender.encoder.encode(histories), parsed.k, exclude=exclude, threads=parsed.threads
     )

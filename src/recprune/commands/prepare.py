@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recprune.codebook import assign_random, assign_svd, check_size
+from recprune.codebook import check_size
+from recprune.commands.codebook_arguments import add_codebook_arguments, assign
 from recprune.commands.log_arguments import add_log_arguments, add_seed_argument, read_log
 from recprune.console import say, showing_progress
 from recprune.holdout import DEFAULT_VALIDATION_USERS, leave_one_out, temporal_holdout
@@ -25,10 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the paper's global cut in time, or every user's last item; default %(default)s",
     )  # fmt: skip
     parser.add_argument(
-        "--train-fraction", type=float, default=0.9, metavar="SHARE",
-        help="of the interactions, for a temporal hold-out; default %(default)s",
-    )  # fmt: skip
-    parser.add_argument(
         "--min-history", type=int, default=1, metavar="N",
         help="drop users with fewer interactions before the cut; default %(default)s",
     )  # fmt: skip
@@ -40,10 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--assignment", choices=("svd", "random"), default="svd",
         help="of sub-item ids; default %(default)s",
     )  # fmt: skip
-    parser.add_argument("--splits", type=int, default=8, metavar="M", help="default %(default)s")
-    parser.add_argument(
-        "--sub-items", type=int, default=256, metavar="B", help="per split; default %(default)s"
-    )
+    add_codebook_arguments(parser)
     add_seed_argument(parser)
 
 
@@ -74,12 +68,8 @@ def run(parsed: argparse.Namespace) -> None:
     else:
         holdout = leave_one_out(log, validation_users=parsed.validation_users, seed=parsed.seed)
     print_holdout(holdout)
-    sizes = {"num_splits": parsed.splits, "num_sub_items": parsed.sub_items, "seed": parsed.seed}
     with showing_progress("preparing") as progress:
-        if parsed.assignment == "svd":
-            codebook = assign_svd(holdout.train, progress=progress, **sizes)
-        else:
-            codebook = assign_random(log.num_items, item_ids=log.item_ids, **sizes)
+        codebook = assign(parsed.assignment, holdout.train, parsed, progress)
         progress("saving")
         prepare(holdout, codebook, settings).save(parsed.out)
     print_codebook(codebook)
