@@ -44,6 +44,7 @@ ROOMS = [
     "models",
     "sequence_model",
     "batches",
+    "steps",
     "tensors",
     "checkpoint",
     "training",

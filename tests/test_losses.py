@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recprune import InputError
-from recprune.losses import bce, gbce, gbce_beta, sampled_softmax
+from recprune.losses import (
+    agreement,
+    bce,
+    concentration,
+    gbce,
+    gbce_beta,
+    sampled_softmax,
+)
 from recprune.types import Float64Array
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -43,13 +50,20 @@ def reference_softmax(positive: Float64Array, negatives: Float64Array) -> float:
     return float(np.mean(softplus(np.logaddexp.reduce(differences, axis=1))))
 
 
+# All of them as means over positions.
 LOSSES: dict[str, tuple[LossFunction, Reference]] = {
-    "bce": (bce, lambda positive, negatives: reference_gbce(positive, negatives, 1.0)),
+    "bce": (
+        lambda positive, negatives: bce(positive, negatives).mean(),
+        lambda positive, negatives: reference_gbce(positive, negatives, 1.0),
+    ),
     "gbce": (
-        lambda positive, negatives: gbce(positive, negatives, BETA),
+        lambda positive, negatives: gbce(positive, negatives, BETA).mean(),
         lambda positive, negatives: reference_gbce(positive, negatives, BETA),
     ),
-    "softmax": (sampled_softmax, reference_softmax),
+    "softmax": (
+        lambda positive, negatives: sampled_softmax(positive, negatives).mean(),
+        reference_softmax,
+    ),
 }
 
 
@@ -67,9 +81,9 @@ def test_bce_by_hand() -> None:
     # σ(ln 3) = 3/4 and σ(−ln 3) = 1/4.
     # Position 1: the positive at ln 3 costs ln 4/3, the negative at 0 costs ln 2.
     # Position 2: the positive at 0 costs ln 2, the negative at ln 3 costs −ln(1 − 3/4) = ln 4.
-    # (ln 4/3 + ln 2 + ln 2 + ln 4) / 4 = ln(64/3) / 4 = 0.7650677
+    # (ln 4/3 + ln 2) / 2 = 0.4904146 and (ln 2 + ln 4) / 2 = 1.0397208
     loss = bce(torch.tensor([LN3, 0.0]), torch.tensor([[0.0], [LN3]]))
-    assert loss.item() == pytest.approx(0.7650677, rel=1e-6)
+    assert loss.tolist() == pytest.approx([0.4904146, 1.0397208], rel=1e-6)
 
 
 def test_gbce_by_hand() -> None:
@@ -81,16 +95,32 @@ def test_gbce_by_hand() -> None:
 
 def test_sampled_softmax_by_hand() -> None:
     # Position 1: 6 / (6 + 2 + 1) = 2/3 costs ln 3/2. Position 2: 1 / (1 + 1 + 2) costs ln 4.
-    # (0.4054651 + 1.3862944) / 2 = 0.8958797
     positive = torch.tensor([math.log(6.0), 0.0])
     negatives = torch.tensor([[LN2, 0.0], [0.0, LN2]])
-    assert sampled_softmax(positive, negatives).item() == pytest.approx(0.8958797, rel=1e-6)
+    loss = sampled_softmax(positive, negatives)
+    assert loss.tolist() == pytest.approx([0.4054651, 1.3862944], rel=1e-6)
+
+
+def test_agreement_by_hand() -> None:
+    # Split 1: 3 / (3 + 1) costs ln 4/3. Split 2: 1 / (1 + 1) costs ln 2. Their mean: 0.4904146.
+    table = torch.tensor([[[LN3, 0.0], [0.0, 0.0]]])
+    assert agreement(table, torch.tensor([[0, 1]], dtype=torch.uint8)).item() == pytest.approx(
+        0.4904146, rel=1e-6
+    )
+
+
+def test_concentration_by_hand() -> None:
+    # Split 1: 1 + 1/3 sub-items near the top, split 2: two. (ln 4/3 + ln 2) / 2 = 0.4904146,
+    # whatever all scores have in common.
+    table = torch.tensor([[[LN3, 0.0], [7.0, 7.0]]])
+    assert concentration(table).item() == pytest.approx(0.4904146, rel=1e-6)
+    assert concentration(table + 100.0).item() == pytest.approx(0.4904146, rel=1e-5)
 
 
 def test_bce_is_gbce_without_calibration() -> None:
     positive, negatives = torch.tensor([0.3, -2.0]), torch.tensor([[0.1, 5.0], [-3.0, 0.2]])
     assert torch.equal(bce(positive, negatives), gbce(positive, negatives, beta=1.0))
-    assert bce(positive, negatives) > gbce(positive, negatives, beta=0.5)
+    assert torch.all(bce(positive, negatives) > gbce(positive, negatives, beta=0.5))
 
 
 # Against float64 ---------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ class Batch:
     places: Int64Array  # of the items in their history; the newest has the model's last
     segments: Int64Array  # which history of the row; −1 is padding
     positions: Int64Array  # into the flattened items
-    targets: Int64Array  # the items to be predicted there
+    targets: Int64Array  # the items to be predicted there; −1 is padding
+
+    def arrays(self) -> tuple[Int64Array, ...]:
+        """Return what a step is given, in its order."""
+        return self.items, self.places, self.segments, self.positions, self.targets
 
 
 def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Array:
@@ -68,6 +72,20 @@ def make_batch(
     targets = windows[masked]
     windows[masked] = MASK
     return _pack(windows, lengths, most, np.flatnonzero(masked), targets)
+
+
+def padded_batch(batch: Batch, rows: int, predictions: int) -> Batch:
+    """Return a batch with so much padding that its shape is a multiple of the given one."""
+    more_rows = -len(batch.items) % rows
+    more = -len(batch.targets) % predictions
+    below, after = ((0, more_rows), (0, 0)), (0, more)
+    return Batch(
+        np.pad(batch.items, below),
+        np.pad(batch.places, below),
+        np.pad(batch.segments, below, constant_values=-1),
+        np.pad(batch.positions, after),
+        np.pad(batch.targets, after, constant_values=-1),
+    )
 
 
 def _pack(

@@ -1,4 +1,4 @@
-"""What a model is punished for: pure functions of the scores of a positive and of its negatives.
+"""What a model is punished for at each position: pure functions of scores.
 
 All are written with softplus(x) = log(1 + eˣ), which neither overflows nor loses small values, so
 they are as exact in float32 as their inputs. −log σ(s) is softplus(−s), −log(1 − σ(s)) is
@@ -16,9 +16,9 @@ with needs_extra("train"):
 
 
 def bce(positive: Tensor, negatives: Tensor) -> Tensor:
-    """Binary cross-entropy, the loss of SASRec: [positions] and [positions, negatives] → a number.
+    """Binary cross-entropy, the loss of SASRec: the mean over all 1 + k decisions of a position.
 
-    The mean over all 1 + k decisions of a position, and over positions.
+    Like all of these: [positions] and [positions, negatives] → [positions].
     """
     return gbce(positive, negatives, beta=1.0)
 
@@ -26,12 +26,12 @@ def bce(positive: Tensor, negatives: Tensor) -> Tensor:
 def gbce(positive: Tensor, negatives: Tensor, beta: float) -> Tensor:
     """Generalised binary cross-entropy (Petrov and Macdonald, RecSys 2023).
 
-    −(log σ^β(s⁺) + Σ log(1 − σ(s⁻))) / (k + 1), the mean over positions. As the power is inside
-    the logarithm, it is just a factor.
+    −(log σ^β(s⁺) + Σ log(1 − σ(s⁻))) / (k + 1). As the power is inside the logarithm, it is just a
+    factor.
     """
     positive, negatives = positive.float(), negatives.float()
     total = beta * softplus(-positive) + softplus(negatives).sum(-1)
-    return total.mean() / (1 + negatives.shape[-1])
+    return total / (1 + negatives.shape[-1])
 
 
 def gbce_beta(num_negatives: int, num_items: int, calibration: float) -> float:
@@ -46,6 +46,27 @@ def gbce_beta(num_negatives: int, num_items: int, calibration: float) -> float:
 
 
 def sampled_softmax(positive: Tensor, negatives: Tensor) -> Tensor:
-    """Cross-entropy of choosing the positive among it and its negatives, mean over positions."""
+    """Cross-entropy of choosing the positive among it and its negatives."""
     positive, negatives = positive.float(), negatives.float()
-    return softplus(torch.logsumexp(negatives - positive.unsqueeze(-1), dim=-1)).mean()
+    return softplus(torch.logsumexp(negatives - positive.unsqueeze(-1), dim=-1))
+
+
+def agreement(sub_item_scores: Tensor, codes: Tensor) -> Tensor:
+    """Punish a target that is not the best in every split: [positions, M, B] and [positions, M].
+
+    The cross-entropy of choosing its sub-item, the mean over splits. Where the best item is made of
+    the best sub-items, its score is near the bound of all that pruning has not seen yet.
+    """
+    best = torch.logsumexp(sub_item_scores, dim=-1)
+    own = sub_item_scores.gather(-1, codes.long().unsqueeze(-1)).squeeze(-1)
+    return (best - own).mean(-1)
+
+
+def concentration(sub_item_scores: Tensor) -> Tensor:
+    """Punish sub-item scores that crowd below the best of their split: [positions, M, B].
+
+    The logarithm of Σ exp(S − max), which counts the sub-items near the top, the mean over splits:
+    every one of them is a posting list, or a row of cells, that pruning has to look into.
+    """
+    best = sub_item_scores.amax(-1)
+    return (torch.logsumexp(sub_item_scores, dim=-1) - best).mean(-1)

@@ -14,6 +14,7 @@ Architecture = Literal["sasrec", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full"]
 Loss = Literal["bce", "gbce", "softmax"]
 Windows = Literal["last", "random"]
+PruningLoss = Literal["agreement", "concentration"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,15 @@ class TrainingSettings:
     mask_share: float = 0.2  # of a history, for bert4rec
     windows: Windows = "last"  # which part of a history longer than the model looks at
     exclude_seen: bool = False  # from the validation ranking
+    pruning_loss: PruningLoss = "agreement"  # what makes a model easier to prune
+    pruning_weight: float = 0.0  # of that, beside the loss; 0: without
     validation_users: int = 1024
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_choice(self, "loss", Loss)
         _check_choice(self, "windows", Windows)
+        _check_choice(self, "pruning_loss", PruningLoss)
         for name in (
             "num_negatives", "batch_size", "max_epochs", "batches_per_epoch", "patience",
             "validation_users",
@@ -69,7 +73,7 @@ class TrainingSettings:
             _check_count(self, name)
         if self.loss == "bce" and self.num_negatives != 1:
             raise InputError(f"loss bce has one negative, num_negatives is {self.num_negatives}")
-        for name in ("calibration", "learning_rate", "clip_norm", "mask_share"):
+        for name in ("calibration", "learning_rate", "clip_norm", "mask_share", "pruning_weight"):
             _check_number(self, name)
         if not 0.0 <= self.calibration <= 1.0:
             raise InputError(f"calibration is {self.calibration}, expected 0 to 1")
@@ -77,6 +81,8 @@ class TrainingSettings:
             raise InputError(f"learning_rate is {self.learning_rate}, expected more than 0")
         if not self.clip_norm >= 0.0:
             raise InputError(f"clip_norm is {self.clip_norm}, expected 0 (unclipped) or more")
+        if not self.pruning_weight >= 0.0:
+            raise InputError(f"pruning_weight is {self.pruning_weight}, expected 0 (none) or more")
         if not 0.0 < self.mask_share < 1.0:
             raise InputError(f"mask_share is {self.mask_share}, expected between 0 and 1")
         if not isinstance(self.exclude_seen, bool):
@@ -92,6 +98,10 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        if self.training.pruning_weight and self.model.embedding != "recjpq":
+            raise InputError("pruning_weight needs sub-items: embedding is not recjpq")
 
     def to_json(self) -> Json:
         """Return all settings as plain values."""

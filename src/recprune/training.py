@@ -19,7 +19,7 @@ from types import FrameType
 
 import numpy as np
 
-from recprune.batches import Batch, epoch_users, make_batch
+from recprune.batches import epoch_users, make_batch
 from recprune.checkpoint import (
     CHECKPOINT,
     EPOCHS,
@@ -28,7 +28,6 @@ from recprune.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from recprune.losses import bce, gbce, gbce_beta, sampled_softmax
 from recprune.prepared import Prepared
 from recprune.sequence_model import (
     SequenceModel,
@@ -38,6 +37,7 @@ from recprune.sequence_model import (
     target_ranks,
 )
 from recprune.settings import Settings
+from recprune.steps import make_step
 from recprune.storage import MANIFEST, writing_file
 from recprune.types import (
     InputError,
@@ -49,7 +49,6 @@ from recprune.types import (
 
 with needs_extra("train"):
     import torch
-    from torch import Tensor
 
 _CHECKPOINT_EVERY = 60.0  # seconds
 _REPORT_EVERY = 32  # steps; looking at the loss makes the processor wait for the device
@@ -94,13 +93,14 @@ def train(
     chosen = find_device(device)
     torch.manual_seed(settings.training.seed)
     model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(chosen)
+    on_gpu = chosen.type == "cuda"
     optimiser = torch.optim.Adam(
-        model.parameters(), settings.training.learning_rate, fused=chosen.type == "cuda"
+        model.parameters(), settings.training.learning_rate, fused=on_gpu, capturable=on_gpu
     )
     checksum = prepared.checksum()
     state = _begin(folder, settings, checksum, model, optimiser, resume)
-    step_loss = _step_loss(model, prepared, settings, chosen, compiled)
-    if chosen.type == "cuda":
+    step = make_step(model, optimiser, settings, chosen, compiled)
+    if on_gpu:
         torch.set_float32_matmul_precision("high")
 
     def save() -> None:
@@ -126,17 +126,11 @@ def train(
             for number in range(state.batch, num_batches):
                 batch_users = users[number * size : (number + 1) * size]
                 batch = make_batch(prepared, batch_users, settings, state.epoch, number)
-                _seed_step(settings, state.epoch, number, chosen)
-                loss = step_loss(batch)
-                optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                if settings.training.clip_norm:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.clip_norm)
-                optimiser.step()
-                losses += loss.detach()
+                loss = step(batch, state.epoch, number)
+                losses += loss
                 if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
                     _refuse_nan(float(losses), state, number)
-                    on_steps(number + 1, num_batches, float(loss.detach()))
+                    on_steps(number + 1, num_batches, float(loss))
                 if time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
                     save_within(number)
                     saved_at = time.monotonic()
@@ -220,60 +214,6 @@ def _begin(
         raise InputError(f"{folder}: holds a training already: go on with --resume, or remove it")
     _keep_lines(folder / EPOCHS, 0)
     return State()
-
-
-def _step_loss(
-    model: SequenceModel,
-    prepared: Prepared,
-    settings: Settings,
-    device: torch.device,
-    compiled: bool,
-) -> Callable[[Batch], Tensor]:
-    """Return the function from a batch to its loss."""
-    training = settings.training
-    beta = gbce_beta(training.num_negatives, prepared.num_items, training.calibration)
-    # What all scores have in common changes no ranking, but against hundreds of negatives a model
-    # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
-    # they would all turn the same way and take long to part again; so it begins there.
-    offset = math.log(beta / training.num_negatives)
-    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "bce": bce,
-        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
-        "softmax": sampled_softmax,
-    }
-    loss = losses[training.loss]
-
-    def compute(
-        items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
-    ) -> Tensor:
-        # Uniform, and drawn where they are needed.
-        negatives = torch.randint(
-            prepared.num_items, (len(targets), training.num_negatives), device=device
-        )
-        candidates = torch.cat([targets.unsqueeze(1), negatives], dim=1)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            states = model.forward_packed(items, places, segments)
-            scores = model.embedding.scores(states.flatten(0, 1)[positions], candidates).float()
-        return loss(scores[:, 0], scores[:, 1:])
-
-    computed = torch.compile(compute, dynamic=True) if compiled else compute
-
-    def step_loss(batch: Batch) -> Tensor:
-        arrays = (batch.items, batch.places, batch.segments, batch.positions, batch.targets)
-        return computed(
-            *(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
-        )
-
-    return step_loss
-
-
-def _seed_step(settings: Settings, epoch: int, number: int, device: torch.device) -> None:
-    sequence = np.random.SeedSequence([settings.training.seed, 3, epoch, number])
-    seed = int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
-    # Only where it is drawn: torch.manual_seed would ask every kind of device there is.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def _is_finished(state: State, settings: Settings) -> bool:
