@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from recprune.machine import machine
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,6 @@ def measure(name: str, setup: str, work: str, *arguments: str | Path) -> Measure
     if process.returncode != 0:
         raise SystemExit(f"{name}: failed with exit code {process.returncode}")
     return Measurement(name, float(shown.split()[-1]), usage.ru_maxrss * 1024 / 1e9)
-
-
-def machine() -> dict[str, str | int]:
-    """Name the machine that was measured on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [
-        line.partition(":")[2].strip()
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else [])
-        if line.startswith("model name")
-    ]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count() or 0,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
 
 
 def write_json(path: Path, measurements: list[Measurement]) -> None:

@@ -1,0 +1,208 @@
+"""The paper's appendix: how good each model is, how long φ takes, how large a checkpoint is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from recprune.baselines import every_baseline
+from recprune.checkpoint import MODEL, load_model
+from recprune.encoder import Encoder, TorchEncoder
+from recprune.evaluate import RankedUsers, user_values
+from recprune.experiments.experiment import LogFolder, Part, Plan, model_name
+from recprune.experiments.record import Record
+from recprune.experiments.report import Block, Section, Table, Text
+from recprune.experiments.workload import test_users
+from recprune.peers.registry import one_thread
+from recprune.prepared import Prepared
+from recprune.recommender import Recommender
+from recprune.resampling import bootstrap_mean
+from recprune.sequence_model import top_items
+from recprune.types import (
+    MAX_SUB_ITEMS,
+    Int32Array,
+    Int64Array,
+    Json,
+    Progress,
+)
+
+_BASELINES = "baselines"
+_USERS = 2048
+_TIMED = 512  # histories that are encoded one by one
+
+
+class Appendix:
+    """NDCG@10, time to φ and size of the checkpoint; beside them the plainest baselines."""
+
+    name = "appendix"
+    title = "Appendix: the models"
+
+    def parts(self, plan: Plan) -> list[Part]:
+        """One for each model, and one for the baselines of each log."""
+        return [
+            part
+            for log in plan.logs
+            for part in (
+                *(
+                    self._model_part(plan, log, model, folder)
+                    for model, folder in log.models.items()
+                ),
+                self._baseline_part(plan, log),
+            )
+        ]
+
+    def _model_part(self, plan: Plan, log: LogFolder, model: str, folder: Path) -> Part:
+        users = plan.sized(_USERS, 100)
+        with (folder / MODEL).open("rb") as weights:
+            checksum = hashlib.file_digest(weights, "sha256").hexdigest()[:16]
+        settings = {"users": users, "weights": checksum}
+        return Part(
+            f"{log.name}-{model}",
+            settings,
+            lambda progress: measure_model(log, model, folder, users, progress),
+            minutes=2.0,
+        )
+
+    def _baseline_part(self, plan: Plan, log: LogFolder) -> Part:
+        users = plan.sized(_USERS, 100)
+        return Part(
+            f"{log.name}-{_BASELINES}",
+            {"users": users},
+            lambda progress: _measure_baselines(log, users, progress),
+            minutes=0.5,
+        )
+
+    def section(self, records: Sequence[Record]) -> Section:
+        """A table for each log."""
+        logs: dict[str, list[Record]] = {}
+        for record in records:
+            logs.setdefault(record.figures["log"], []).append(record)
+        blocks: list[Block] = [
+            Text(
+                "NDCG@10 over the full catalogue with 95 % bootstrap intervals; time to φ of one "
+                "history on one thread, by ONNX Runtime and by torch, over test histories as they "
+                "are; size of the checkpoint, and what it would be with a vector for every item."
+            )
+        ]
+        for log, entries in logs.items():
+            blocks += _blocks(log, entries)
+        return Section(self.title, self.name, tuple(blocks))
+
+
+def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress: Progress) -> Json:
+    """Return the figures of one model."""
+    prepared = Prepared.load(log.prepared)
+    chosen = test_users(prepared, users)
+    histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    targets = prepared.test.items[chosen]
+    trained, settings = load_model(folder, prepared)
+    size = (folder / MODEL).stat().st_size / 1e6
+    figures: Json = {
+        "log": log.name, "model": model, "items": prepared.num_items, "users": len(chosen),
+        "settings": settings.to_json(), "megabytes": size, "full_megabytes": size,
+        "median_history": float(np.median([len(history) for history in histories])),
+    }  # fmt: skip
+    encoder = TorchEncoder(trained, settings.model.length)
+    progress(f"encoding with {model}")
+    with one_thread():
+        figures |= _time_to_phi(encoder, histories, "torch")
+    if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
+        import torch
+
+        embeddings = torch.from_numpy(encoder.encode(histories))
+        ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10)
+        return figures | _quality(ids, targets)
+    recommender = Recommender.from_model(prepared, trained, settings)
+    if settings.model.embedding == "recjpq":
+        own = recommender.index.sub_item_embeddings().nbytes / 1e6
+        whole = 4 * prepared.num_items * settings.model.width / 1e6
+        figures["full_megabytes"] = size - own + whole
+    with TemporaryDirectory() as scratch:
+        recommender.save(f"{scratch}/recommender")
+        served = Recommender.load(f"{scratch}/recommender", encoder="onnx")
+        figures |= _time_to_phi(served.encoder, histories, "onnx")
+        by_onnx = served.encoder.encode(histories)
+    by_torch = recommender.encoder.encode(histories)
+    threads = os.cpu_count() or 1
+    ids = recommender.index.search(by_torch, 10, threads=threads).ids
+    served_ids = recommender.index.search(by_onnx, 10, threads=threads).ids
+    figures["same_top_10"] = float((ids == served_ids).all(1).mean())
+    figures["largest_difference"] = float(np.abs(by_torch - by_onnx).max())
+    return figures | _quality(ids, targets)
+
+
+def _measure_baselines(log: LogFolder, users: int, progress: Progress) -> Json:
+    prepared = Prepared.load(log.prepared)
+    chosen = test_users(prepared, users)
+    histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    found: Json = {}
+    for baseline in every_baseline(prepared.train_log()):
+        progress(baseline.name)
+        ids = baseline.recommend(histories, 10, exclude_seen=False)
+        found[baseline.name] = _quality(ids, prepared.test.items[chosen])
+    return {"log": log.name, "model": _BASELINES, "baselines": found}
+
+
+def _quality(ids: Int64Array | Int32Array, targets: Int32Array) -> Json:
+    values = user_values(RankedUsers.of_targets(ids, targets), ["NDCG@10", "Recall@10"])
+    ndcg = bootstrap_mean(values["NDCG@10"])
+    return {
+        "ndcg": ndcg.mean, "ndcg_low": ndcg.low, "ndcg_high": ndcg.high,
+        "recall": float(values["Recall@10"].mean()),
+    }  # fmt: skip
+
+
+def _time_to_phi(encoder: Encoder, histories: Sequence[Int32Array], name: str) -> Json:
+    encoder.encode(histories[:1])
+    milliseconds = []
+    for history in histories[:_TIMED]:
+        begun = time.perf_counter()
+        encoder.encode([history])
+        milliseconds.append(1000 * (time.perf_counter() - begun))
+    p50, p95 = (float(np.percentile(milliseconds, at)) for at in (50, 95))
+    return {f"{name}_ms": p50, f"{name}_p95_ms": p95}
+
+
+def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
+    rows, baselines = [], []
+    for record in records:
+        figures = record.figures
+        if figures["model"] == _BASELINES:
+            baselines = [
+                (name, _interval(entry), f"{entry['recall']:.4f}", "", "", "", "")
+                for name, entry in figures["baselines"].items()
+            ]
+            continue
+        onnx = "onnx_ms" in figures
+        rows.append((
+            model_name(figures["model"]), _interval(figures), f"{figures['recall']:.4f}",
+            f"{figures['onnx_ms']:.1f} / {figures['onnx_p95_ms']:.1f}" if onnx else "",
+            f"{figures['torch_ms']:.1f} / {figures['torch_p95_ms']:.1f}",
+            f"{figures['megabytes']:,.1f}", f"{figures['full_megabytes']:,.1f}",
+        ))  # fmt: skip
+    models = [record.figures for record in records if record.figures["model"] != _BASELINES]
+    note = ""
+    if models:
+        note = (
+            f"{models[0]['users']:,} test users, {models[0]['items']:,} items, histories of "
+            f"{models[0]['median_history']:.0f} items in the median."
+        )
+        same = [figures["same_top_10"] for figures in models if "same_top_10" in figures]
+        if same:
+            note += (
+                f" The exported encoder gives the same top 10 as the trained one for "
+                f"{min(same):.2%} of users or more."
+            )
+    header = ("model", "NDCG@10", "Recall@10", "φ ms, median / p95", "by torch",
+              "checkpoint MB", "with a full table")  # fmt: skip
+    return [Text(f"**{log}**"), Table(header, (*rows, *baselines), note)]
+
+
+def _interval(figures: Json) -> str:
+    return f"{figures['ndcg']:.4f} [{figures['ndcg_low']:.4f}, {figures['ndcg_high']:.4f}]"

@@ -1,0 +1,58 @@
+"""What a figure was measured on: a time without its machine means nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from recprune.types import VERSION, Json
+
+_PACKAGES = ("torch", "onnxruntime", "faiss-cpu", "scann", "usearch", "polars")
+
+
+def machine() -> Json:
+    """Name the machine, its system and the versions of what runs on it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [
+        line.partition(":")[2].strip()
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else [])
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count() or 0,
+        "memory_gigabytes": round(memory_bytes() / 1e9, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "recprune": VERSION,
+        "commit": _commit(),
+        "numpy": np.__version__,
+        **{name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def memory_bytes() -> int:
+    """Return how much memory the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """Return the commit of the sources that run, where they are a checkout; else nothing."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError:
+        return ""
+    return found.stdout.strip()
