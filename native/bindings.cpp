@@ -247,7 +247,8 @@ class SearchIndex {
                 std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
                 std::int64_t max_steps, double over_inflation, std::int64_t deadline_ns,
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
-                const MutableMatrix<std::int64_t>& records) const {
+                const MutableMatrix<std::int64_t>& records,
+                std::optional<MutableMatrix<std::uint8_t>> visited) const {
         recprune::Batch batch;
         batch.queries = as_span(queries);
         batch.num_queries = queries.shape(0);
@@ -270,9 +271,11 @@ class SearchIndex {
         request.kernels = &kernels_in_use();
         const std::span<recprune::Record> record_span(
             reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries);
+        std::span<std::uint8_t> marks;
+        if (visited) marks = {visited->data(), visited->size()};
         nb::gil_scoped_release unlocked;
         recprune::search_batch(view_, batch, request, threads, {ids.data(), ids.size()},
-                               {scores.data(), scores.size()}, record_span);
+                               {scores.data(), scores.size()}, record_span, marks);
     }
 
     nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings) const {
@@ -357,5 +360,6 @@ NB_MODULE(_native, module) {
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
              "method"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
              "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
-             "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert());
+             "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert(),
+             "visited"_a.noconvert().none());
 }

@@ -195,6 +195,12 @@ class CellSearch {
                     length -= piece;
                 }
             }
+            if (stats_.visited && columns > 0) {
+                std::uint8_t* visited = stats_.visited + 2 * pair * num_sub_items_;
+                visited[a] = 1;
+                for (std::size_t column = 0; column < columns; ++column)
+                    visited[num_sub_items_ + seconds[column]] = 1;
+            }
             stats_.steps += static_cast<std::int64_t>(columns);
             if (last_row || request_.expired()) {
                 stopped = true;

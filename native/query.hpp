@@ -42,7 +42,8 @@ struct Limits {
     bool expired() const { return has_deadline() && std::chrono::steady_clock::now() >= deadline; }
 };
 
-// What a search did. `upper_bound` limits the score of every item that was not considered.
+// What a search did. Unless it is exact, `upper_bound` limits the score of every item that was not
+// considered.
 struct Stats {
     bool exact = true;
     std::int64_t steps = 0;
@@ -50,12 +51,14 @@ struct Stats {
     std::int64_t items_touched = 0;  // passed through a filter, scored or not
     std::int64_t bytes_touched = 0;  // of codes, keys and posting lists
     double upper_bound = -std::numeric_limits<double>::infinity();
+    // Marks for the sub-item ids that were visited, [num_splits][num_sub_items]; null: nobody asks.
+    std::uint8_t* visited = nullptr;
 
     // An item that was not scored is either above no bound of those it was held against, or it was
     // rejected for lying below the threshold. So the threshold itself is the least honest bound.
     void set_bound(double bound, bool safe, bool full, double threshold) {
         exact = safe && full;
-        upper_bound = exact ? threshold : full ? std::max(bound, threshold) : bound;
+        upper_bound = full ? std::max(bound, threshold) : bound;
     }
 };
 

@@ -70,6 +70,7 @@ void recjpqprune(std::span<const Code> codes, const InvertedIndex<PostedItem>& i
         for (; position[split] < stop; ++position[split]) {
             const std::int64_t* offsets = &inverted.offsets[split * (num_sub_items + 1)];
             const std::size_t sub_item = queue[split][position[split]];
+            if (stats.visited) stats.visited[split * num_sub_items + sub_item] = 1;
             for (std::int64_t at = offsets[sub_item]; at < offsets[sub_item + 1]; ++at) {
                 const auto item = static_cast<Item>(
                     inverted.items[split * num_items + static_cast<std::size_t>(at)]);

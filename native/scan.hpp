@@ -102,6 +102,7 @@ class ListScan {
     }
 
     void scan_list(std::size_t list) {
+        if (stats_.visited) stats_.visited[list] = 1;  // the lists are those of the first split
         auto block = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
         const auto items = static_cast<std::int64_t>((end - block) * kBlockItems);

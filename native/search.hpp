@@ -192,11 +192,12 @@ inline bool scores_are_safe(const IndexView& index, const float* scores) {
     return sum < static_cast<double>(std::numeric_limits<float>::max());
 }
 
-// Pre: ids and scores are num_queries × k, records num_queries.
-// Every query is answered whole by one thread, so nothing depends on their number.
+// Pre: ids and scores are num_queries × k, records num_queries; visited is empty, or zeros for
+// every query's sub-items, of which those that it visits are marked. Every query is answered whole
+// by one thread, so nothing depends on their number.
 inline void search_batch(const IndexView& index, const Batch& batch, const Request& request,
                          std::size_t threads, std::span<std::int64_t> ids, std::span<float> scores,
-                         std::span<Record> records) {
+                         std::span<Record> records, std::span<std::uint8_t> visited) {
     const std::size_t table_size = index.num_splits * index.num_sub_items;
     const std::size_t query_size = batch.are_scores ? table_size : index.num_splits * index.width;
     run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
@@ -237,6 +238,7 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
         }
         TopK top(query.k);
         Stats stats;
+        if (!visited.empty()) stats.visited = visited.data() + number * table_size;
         const Method method = answer(index, query, request, limits, top, stats);
         const float threshold = top.threshold();
         std::int64_t* ids_out = ids.data() + number * request.k;
@@ -258,7 +260,7 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
                            stats.items_touched,
                            stats.bytes_touched,
                            threshold,
-                           stats.upper_bound,
+                           stats.exact ? threshold : stats.upper_bound,
                            std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()};
     });
 }

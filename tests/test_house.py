@@ -20,6 +20,7 @@ SOURCE = Path(recprune.__file__).parent
 # A folder is one room: its files are siblings.
 ROOMS = [
     "types",
+    "machine",
     "storage",
     "identifiers",
     "timestamps",
@@ -55,6 +56,9 @@ ROOMS = [
     "encoder",
     "encoder_export",
     "recommender",
+    "peers",
+    "experiments",
+    "serve",
     "console",
     "reports",
     "commands",

@@ -53,6 +53,11 @@ COMMANDS = {
         "recommend items to a history",
         "Recommend the next items to histories of external item ids, from a saved recommender.",
     ),
+    "reproduce": (
+        "run the paper's evaluation, and ours, and write the report",
+        "Run every experiment of the paper and ours on the given logs, keep all figures as JSON, "
+        "and make one report of them. Interrupted runs go on where they stopped.",
+    ),
     "index": (
         "build an index from codes and vectors, or look at one",
         "Build an index for exact search from NumPy files, or look at a saved one.",

@@ -244,6 +244,39 @@ class Index:
             sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, threads
         )
 
+    def search_visibly(
+        self,
+        sequence_embedding: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+    ) -> tuple[TopK, NDArray[np.bool_]]:
+        """Search for one sequence embedding [d]; say which sub-item ids were visited, [M, B].
+
+        These are the lists that were looked through, and both sub-item ids of every cell. None for
+        the methods that do not go by them.
+        """
+        if np.shape(sequence_embedding) != (self.width,):
+            raise InputError(
+                f"sequence_embedding has shape {list(np.shape(sequence_embedding))}, "
+                f"expected [{self.width}]: one query at a time"
+            )
+        marks = np.zeros((1, self.num_splits * self.num_sub_items), np.uint8)
+        top = self._search(
+            sequence_embedding,
+            "sequence_embedding",
+            (self.width,),
+            k,
+            method,
+            exclude,
+            allow,
+            1,
+            marks,
+        )
+        return top, marks.reshape(self.num_splits, self.num_sub_items).astype(np.bool_)
+
     def sub_item_scores(self, sequence_embeddings: Float32Array) -> Float32Array:
         """Return S, [queries, M, B] or [M, B]: what `search_scores` searches with."""
         queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
@@ -310,6 +343,7 @@ class Index:
         exclude: Any,
         allow: Any,
         threads: int,
+        visited: NDArray[np.uint8] | None = None,
     ) -> TopK:
         # A search may take 50 µs and finds cold caches: every line here is felt.
         chosen, settings = find_method(method)
@@ -337,6 +371,7 @@ class Index:
                 self._native.search(
                     batch, name == "sub_item_scores", k, number, threads, offsets, excluded,
                     allowed, step, max_steps, over_inflation, deadline_ns, ids, scores, records,
+                    visited,
                 )  # fmt: skip
             except ValueError as error:
                 refuse_infinite(queries, name)

@@ -15,13 +15,14 @@ from recprune.prepared import Prepared, prepare
 from recprune.settings import Settings, find_preset
 from recprune.statistics import iso_time
 from recprune.storage import MANIFEST
+from recprune.synthetic import SyntheticSettings, write_synthetic_log
 from recprune.training import EpochReport, train
 from recprune.types import InputError, Progress
 
 # The paper's three models, by the presets that train them.
 PAPER_MODELS = {"sasrecjpq": "sasrec", "gsasrecjpq": "gsasrec", "gbert4recjpq": "gbert4rec"}
 _MIN_HISTORY = 5
-_USERS = 2048
+_UNFINISHED = "unfinished"  # lies beside a model whose training must go on
 
 
 def log_folder(
@@ -45,7 +46,7 @@ def log_folder(
         _prepare(source, prepared_folder, progress)
     for model, preset in PAPER_MODELS.items():
         target = folder / "models" / model
-        if not (target / MODEL).exists() or (target / CHECKPOINT).exists():
+        if not (target / MODEL).exists() or (target / _UNFINISHED).exists():
             settings = find_preset(preset).with_values(changes or {})
             _train(Prepared.load(prepared_folder), settings, target, progress, f"{name}, {model}")
     return LogFolder(
@@ -57,15 +58,29 @@ def log_folder(
     )
 
 
+def quick_log(path: Path) -> Path:
+    """Return a small synthetic log, written there if it is not there yet."""
+    if not path.exists():
+        settings = SyntheticSettings(num_users=1_500, num_items=5_000, num_interactions=60_000)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synthetic_log(path, settings)
+    return path
+
+
 def workload_of(
-    log: LogFolder, model: str, trained: Path, folder: Path, progress: Progress
+    log: LogFolder,
+    model: str,
+    trained: Path,
+    folder: Path,
+    users: int,
+    progress: Progress,
 ) -> Workload:
     """Return the workload of a trained model, encoded once and then kept in `folder`."""
     if (folder / MANIFEST).exists() and _is_newer(folder / MANIFEST, trained / MODEL):
         return Workload.load(folder)
     progress(f"encoding the test users of {log.name} with {model}")
     prepared = Prepared.load(log.prepared)
-    workload = Workload.from_training(log.name, model, prepared, trained, _USERS)
+    workload = Workload.from_training(log.name, model, prepared, trained, users)
     workload.save(folder)
     return workload
 
@@ -95,9 +110,10 @@ def _train(
         progress(f"training {what}: epoch {report.epoch}, NDCG@10 {report.ndcg:.4f}")
 
     progress(f"training {what}")
-    checkpoint = folder / CHECKPOINT
-    train(prepared, settings, folder, resume=checkpoint.exists(), on_epoch=show)
-    checkpoint.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _UNFINISHED).touch()
+    train(prepared, settings, folder, resume=(folder / CHECKPOINT).exists(), on_epoch=show)
+    (folder / _UNFINISHED).unlink()
 
 
 def _trained(folder: Path) -> list[Path]:

@@ -45,9 +45,9 @@ class RQ1:
         blocks: list[Block] = [
             Text(
                 "K = 10, one thread, one query at a time, sub-item scores S included; "
-                "`recjpqprune` takes 8 sub-item ids a step, as in the paper. All methods take turns "
-                "in one run. **NDCG@10 is that of the answers themselves**: the same for every "
-                "method, because the answers are."
+                "`recjpqprune` takes 8 sub-item ids a step, as in the paper. All methods take "
+                "turns in one run. **NDCG@10 is that of the answers themselves**: the same for "
+                "every method, because the answers are."
             )
         ]
         logs: dict[str, list[Record]] = {}

@@ -81,7 +81,9 @@ def interleaved(
         progress(f"{number + 1} of {len(blocks)} blocks of queries")
         for name in rng.permutation(names).tolist():
             search = searches[name]
-            share = min(block, -(-(limits or {}).get(name, len(queries)) // len(blocks)))
+            share = block
+            if limits and name in limits:
+                share = min(block, -(-limits[name] // len(blocks)))
             for query in queries[start : start + share]:
                 begun = time.perf_counter()
                 found, record = search(query, k)

@@ -1,0 +1,129 @@
+"""`recprune reproduce`: every table and figure of the paper, and ours, as one report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from recprune.console import output, print_table, say, showing_progress
+from recprune.experiments.experiment import LogFolder, Plan
+from recprune.experiments.inputs import PAPER_MODELS, log_folder, quick_log, workload_of
+from recprune.experiments.registry import EXPERIMENTS
+from recprune.experiments.run import find_experiments, run_experiments, write_report
+from recprune.experiments.workload import Workload
+from recprune.machine import memory_bytes
+from recprune.types import InputError, InterruptedWorkError, Progress
+
+# What a quick run trains: enough to see everything work, in seconds.
+_QUICK = {"width": 64, "length": 50, "max_epochs": 2, "batches_per_epoch": 20}
+_QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    parser.add_argument(
+        "--out", default="out/reproduce", metavar="FOLDER",
+        help="for logs, models, records and the report; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="say which experiments there are")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="may be repeated"
+    )
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="everything in small, in a few minutes; without a log, on a synthetic one",
+    )  # fmt: skip
+    parser.add_argument("--gowalla", metavar="PATH", help="loc-gowalla_totalCheckins.txt[.gz]")
+    parser.add_argument("--tmall", metavar="PATH", help="ijcai2016_taobao.csv")
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="NAME[=PATH]",
+        help="another log; without a path, one that is prepared in OUT/NAME/prepared already. "
+        "Models are looked for in OUT/NAME/models and trained where they are missing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report-only", action="store_true", help="make the report from the records that there are"
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", help="Markdown to write; default OUT/results.md"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of all chance; default %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    if parsed.list:
+        rows = [(experiment.name, experiment.title) for experiment in EXPERIMENTS]
+        print_table("Experiments", ("name", "what"), rows)
+        return
+    out = Path(parsed.out)
+    records = out / ("quick-records" if parsed.quick else "records")
+    experiments = find_experiments(parsed.only)
+    if not parsed.report_only:
+        try:
+            with showing_progress("reproduce") as progress:
+                plan = _plan(parsed, out, progress)
+                done = run_experiments(experiments, plan, records, progress)
+        except KeyboardInterrupt:
+            raise InterruptedWorkError(
+                f"interrupted; what was finished is in {records}: the same command goes on there"
+            ) from None
+        say(f"{done.run} parts run, {done.kept} kept from before")
+    markdown = Path(parsed.report) if parsed.report else out / "results.md"
+    html = out / "results.html"
+    write_report(records, markdown, html, markdown.parent / "pictures")
+    output.print(f"report: {markdown} and {html}", soft_wrap=True)
+
+
+def _plan(parsed: argparse.Namespace, out: Path, progress: Progress) -> Plan:
+    sources = _sources(parsed)
+    changes = _QUICK if parsed.quick else None
+    home = out / "quick" if parsed.quick else out
+    if not sources and parsed.quick:
+        sources = {"synthetic": quick_log(home / "synthetic.parquet")}
+    logs = [
+        log_folder(name, source, home / name, changes=changes, progress=progress)
+        for name, source in sources.items()
+    ]
+    workloads, variants = [], []
+    for log in logs:
+        # A model without sub-items has nothing to prune: it is in the table of models alone.
+        paper = {name: log.models[name] for name in PAPER_MODELS}
+        workloads += _workloads(parsed, log, paper, home, progress)
+        variants += _workloads(parsed, log, log.variants, home, progress)
+    return Plan(
+        tuple(logs),
+        tuple(workloads),
+        tuple(variants),
+        parsed.quick,
+        memory_bytes(),
+        parsed.seed,
+    )
+
+
+def _sources(parsed: argparse.Namespace) -> dict[str, Path | None]:
+    sources: dict[str, Path | None] = {}
+    given = [f"{name}={path}" for name in ("gowalla", "tmall") if (path := getattr(parsed, name))]
+    for text in (*given, *parsed.log):
+        name, _, path = text.partition("=")
+        if not name.replace("-", "").isalnum():
+            raise InputError(f"--log {text}: expected NAME or NAME=PATH, of letters and digits")
+        if name in sources:
+            raise InputError(f"--log {text}: {name} is given twice")
+        sources[name] = Path(path) if path else None
+        if path and not Path(path).exists():
+            raise InputError(f"{path}: no such file or folder")
+    return sources
+
+
+def _workloads(
+    parsed: argparse.Namespace,
+    log: LogFolder,
+    models: dict[str, Path],
+    home: Path,
+    progress: Progress,
+) -> list[Workload]:
+    users = _QUICK_USERS if parsed.quick else _USERS
+    return [
+        workload_of(log, name, folder, home / log.name / "workloads" / name, users, progress)
+        for name, folder in models.items()
+    ]

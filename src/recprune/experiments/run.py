@@ -1,0 +1,82 @@
+"""Running experiments part by part, and making the report from what they recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from recprune.experiments.experiment import Experiment, Part, Plan
+from recprune.experiments.record import Record, load_record, load_records, records_of, save_record
+from recprune.experiments.registry import EXPERIMENTS
+from recprune.experiments.report import Section, write_html, write_markdown
+from recprune.machine import machine
+from recprune.types import InputError, Progress
+
+TITLE = "Results: the paper reproduced, and what came after"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How much was done."""
+
+    run: int
+    kept: int  # were there already
+
+
+def find_experiments(names: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of these names, in the order of the report; all, if there are none."""
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    for name in names:
+        if name not in known:
+            raise InputError(f"there is no experiment {name!r}: there are {', '.join(known)}")
+    return [entry for entry in EXPERIMENTS if not names or entry.name in names]
+
+
+def run_experiments(
+    experiments: Sequence[Experiment], plan: Plan, records: Path, progress: Progress
+) -> Outcome:
+    """Run every part that has no record yet; those recorded with the same settings are kept."""
+    work = [(experiment, part) for experiment in experiments for part in experiment.parts(plan)]
+    left = [entry for entry in work if not _is_recorded(records, *entry)]
+    begun = time.monotonic()
+    minutes_done, minutes_left = 0.0, sum(part.minutes for _, part in left)
+    for number, (experiment, part) in enumerate(left, 1):
+        where = f"{experiment.name} {part.name} ({number} of {len(left)}"
+        if minutes_done:
+            each = (time.monotonic() - begun) / minutes_done
+            where += f", about {each * minutes_left / 60:.0f} min to go"
+        figures = part.run(partial(_show, progress, where))
+        measured_on = machine()
+        save_record(
+            records, Record(experiment.name, part.name, part.settings, measured_on, figures)
+        )
+        minutes_done += part.minutes
+        minutes_left -= part.minutes
+    return Outcome(len(left), len(work) - len(left))
+
+
+def write_report(records: Path, markdown: Path, html: Path, pictures: Path) -> list[Section]:
+    """Make the report, as Markdown with pictures and as one HTML file, from the records alone."""
+    found = load_records(records)
+    if not found:
+        raise InputError(f"{records}: there are no records to report")
+    sections = [
+        experiment.section(own)
+        for experiment in EXPERIMENTS
+        if (own := records_of(found, experiment.name))
+    ]
+    write_markdown(TITLE, sections, markdown, pictures)
+    write_html(TITLE, sections, html)
+    return sections
+
+
+def _show(progress: Progress, where: str, step: str) -> None:
+    progress(f"{where}): {step}")
+
+
+def _is_recorded(records: Path, experiment: Experiment, part: Part) -> bool:
+    path = records / f"{experiment.name}.{part.name}.json"
+    return path.exists() and load_record(path).settings == part.settings

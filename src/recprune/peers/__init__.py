@@ -1,0 +1,1 @@
+"""What people use instead of recprune: interchangeable siblings behind one small interface."""

@@ -1,0 +1,178 @@
+"""FAISS inverted files: items grouped around centroids, the nearest groups searched; approximate.
+
+`IndexIVFFlat` keeps item vectors, `IndexIVFPQ` RecJPQ's own codes. Groups are those of Euclidean
+k-means, and a query visits those whose centroids have the largest inner product with it: a little
+better on trained models than groups by inner product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.peers.faiss_peer import FaissPeer, import_faiss
+from recprune.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
+from recprune.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
+from recprune.types import Float32Array, random_generator
+
+_CHUNK = 65_536  # items whose vectors are put together at a time
+_TRAINING_ITEMS_PER_LIST = 64
+
+
+def usual_lists(num_items: int) -> int:
+    """Return FAISS's rule of thumb, four times the square root, as the nearest power of two."""
+    return min(num_items, int(2 ** round(np.log2(4 * num_items**0.5))))
+
+
+@dataclass(frozen=True)
+class FaissIVFFlat:
+    """Groups of item vectors, several numbers of groups searched."""
+
+    probes: tuple[int, ...] = (1, 4, 16, 64, 256)
+
+    key: ClassVar[str] = "faiss_ivfflat"
+    package: ClassVar[str] = "faiss"
+
+    def bytes_needed(self, shape: ModelShape) -> int:
+        """The lists, which take up to twice the room while they grow, and vectors for training."""
+        return 2 * self._bytes_used(shape) + _training_bytes(shape)
+
+    def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
+        """Take any model."""
+        return None
+
+    def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
+        """Train the centroids and sort the vectors into lists."""
+        faiss, width = import_faiss(), model.shape.width
+
+        def build() -> Any:
+            centroids = _train(model, threads)
+            index = faiss.IndexIVFFlat(
+                _by_inner_product(centroids), width, len(centroids), faiss.METRIC_INNER_PRODUCT
+            )
+            _fill(index, centroids, model, threads, lambda items, vectors: vectors)  # noqa: ARG005
+            return index
+
+        index, seconds = timed(build)
+        return _peers("FAISS IVF-Flat", index, self.probes, self._bytes_used(model.shape), seconds)
+
+    def _bytes_used(self, shape: ModelShape) -> int:
+        return shape.vector_bytes + 8 * shape.num_items + _centroid_bytes(shape)
+
+
+@dataclass(frozen=True)
+class FaissIVFPQ:
+    """Groups of RecJPQ codes, several numbers of groups searched."""
+
+    probes: tuple[int, ...] = (1, 4, 16, 64, 256)
+
+    key: ClassVar[str] = "faiss_ivfpq"
+    package: ClassVar[str] = "faiss"
+
+    def bytes_needed(self, shape: ModelShape) -> int:
+        """The lists, which take up to twice the room while they grow, and vectors for training."""
+        return 2 * self._bytes_used(shape) + _training_bytes(shape)
+
+    def unsuited(self, shape: ModelShape) -> str | None:
+        """Take any model whose codes are bytes."""
+        return too_many_sub_items(self.key, shape)
+
+    def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
+        """Train the centroids and sort the codes into lists."""
+        faiss, shape = import_faiss(), model.shape
+
+        def build() -> Any:
+            centroids = _train(model, threads)
+            index = faiss.IndexIVFPQ(
+                _by_inner_product(centroids), shape.width, len(centroids), shape.num_splits, 8,
+                faiss.METRIC_INNER_PRODUCT,
+            )  # fmt: skip
+            index.by_residual = False  # the codes stand for whole vectors
+            faiss.copy_array_to_vector(centroids_of(model), index.pq.centroids)
+            _fill(index, centroids, model, threads, lambda items, vectors: model.codes[items])  # noqa: ARG005
+            return index
+
+        index, seconds = timed(build)
+        return _peers("FAISS IVF-PQ", index, self.probes, self._bytes_used(shape), seconds)
+
+    def _bytes_used(self, shape: ModelShape) -> int:
+        codes = (shape.num_splits + 8) * shape.num_items
+        return codes + 4 * CENTROIDS * shape.width + _centroid_bytes(shape)
+
+
+def _centroid_bytes(shape: ModelShape) -> int:
+    return 4 * usual_lists(shape.num_items) * shape.width
+
+
+def _training_bytes(shape: ModelShape) -> int:
+    # The sample, and what k-means and a chunk of assigned items take beside it.
+    sample = _TRAINING_ITEMS_PER_LIST * usual_lists(shape.num_items)
+    return 4 * shape.width * (min(shape.num_items, sample) + min(shape.num_items, _CHUNK))
+
+
+def _train(model: CodesAndVectors, threads: int) -> Float32Array:
+    """Return centroids [lists, d] by k-means over some of the items."""
+    faiss, shape = import_faiss(), model.shape
+    num_lists = usual_lists(shape.num_items)
+    size = min(shape.num_items, _TRAINING_ITEMS_PER_LIST * num_lists)
+    sample = random_generator(0).choice(shape.num_items, size, replace=False)
+    kmeans = faiss.Kmeans(
+        shape.width, num_lists, niter=10, seed=0, min_points_per_centroid=1,
+        max_points_per_centroid=_TRAINING_ITEMS_PER_LIST,
+    )  # fmt: skip
+    with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+        kmeans.train(model.vectors_of(np.sort(sample)))
+    centroids: Float32Array = kmeans.centroids
+    return centroids
+
+
+def _by_inner_product(centroids: Float32Array) -> Any:
+    """Return the index by which a query finds its groups."""
+    quantiser = import_faiss().IndexFlatIP(centroids.shape[1])
+    quantiser.add(centroids)
+    return quantiser
+
+
+def _fill(
+    index: Any,
+    centroids: Float32Array,
+    model: CodesAndVectors,
+    threads: int,
+    payload: Callable[[slice, Float32Array], NDArray[Any]],
+) -> None:
+    """Put what an index keeps of every item into the list of its nearest centroid.
+
+    `payload` gets a run of items and their vectors. Going by stand-alone codes (list number, then
+    payload) lets us choose the lists, and keeps RecJPQ's codes from being computed anew.
+    """
+    faiss = import_faiss()
+    index.is_trained = True
+    nearest = faiss.IndexFlatL2(centroids.shape[1])
+    nearest.add(centroids)
+    with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+        for start in range(0, len(model.codes), _CHUNK):
+            items = slice(start, min(start + _CHUNK, len(model.codes)))
+            vectors = model.vectors_of(items)
+            _, lists = nearest.search(vectors, 1)
+            prefix = lists.astype("<i8").view(np.uint8)[:, : index.coarse_code_size()]
+            kept = np.ascontiguousarray(payload(items, vectors)).view(np.uint8)
+            codes = np.concatenate([prefix, kept], axis=1)
+            index.add_sa_codes(codes, np.arange(items.start, items.stop))
+
+
+def _peers(
+    family: str, index: Any, probes: tuple[int, ...], size: int, seconds: float
+) -> list[Peer]:
+    """Return one peer for every number of probes; more than all lists are all lists."""
+    parameters = import_faiss().SearchParametersIVF
+    return [
+        FaissPeer(
+            f"{family}, nprobe {probe}", family, False, size, seconds, index,
+            parameters(nprobe=probe),
+        )
+        for probe in sorted({min(probe, index.nlist) for probe in probes})
+    ]  # fmt: skip
