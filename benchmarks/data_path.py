@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import Measurement, machine, measure, write_json
+from benchmarks.measure import Measurement, measure, write_json
 from recprune.console import messages, output, print_table
+from recprune.machine import machine
 
 
 @dataclass(frozen=True)

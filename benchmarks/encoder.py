@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.measure import machine
 from recprune.console import output, print_table
 from recprune.encoder import ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.encoder_export import export_encoder
+from recprune.machine import machine
 from recprune.models.embedding import RecJPQEmbedding
 from recprune.sequence_model import build_model
 from recprune.settings import PRESETS

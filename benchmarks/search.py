@@ -17,18 +17,18 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import machine
 from recprune import Index, InputError
 from recprune.console import output, print_table
+from recprune.experiments.scaling import random_model
+from recprune.experiments.timing import Search, index_search, interleaved, peer_search
+from recprune.machine import machine, memory_bytes
+from recprune.peers import registry
+from recprune.peers.peer import CodesAndVectors
 from recprune.types import CodeArray, Float32Array
-
-Search = Callable[[Float32Array, int], Any]
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1_000_000, help="of random codes")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("-k", type=int, default=10)
-    parser.add_argument("--methods", default="auto,cells,scan,pqtopk,recjpqprune,faiss")
+    parser.add_argument("--methods", default="auto,cells,scan,pqtopk,recjpqprune,faiss_pq")
     parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--block", type=int, default=100, help="queries of one method in a row")
@@ -52,46 +52,26 @@ def main() -> None:
     index = Index.build(codes, embeddings, layout=parsed.layout, threads=2)
     built = time.perf_counter() - begun
     peak = _peak_gigabytes()
-    searches = _searches(index, codes, embeddings, parsed.methods.split(","))
-    seconds: dict[str, list[float]] = {name: [] for name in searches}
-    stats: dict[str, list[Any]] = {name: [] for name in searches}
-    rng = np.random.default_rng(0)
+    searches = _searches(index, CodesAndVectors(codes, embeddings), parsed.methods.split(","))
+    with registry.one_thread():
+        timed = interleaved(searches, queries, parsed.k, seed=0, block=parsed.block)
+    ours = {name: found.ids for name, found in timed.items() if found.records is not None}
+    first = next(iter(ours))
+    for name, ids in ours.items():
+        if not np.array_equal(ids, ours[first]):
+            raise SystemExit(f"{name} disagrees with {first}: this is a bug")
+    rows, figures = [], {name: found.summary() for name, found in timed.items()}
     names = list(searches)
-    for name in names:
-        searches[name](queries[:1], parsed.k)  # what is built on first use
-    for start in range(0, len(queries), parsed.block):
-        expected: list[Any] = []
-        for name in rng.permutation(names).tolist():
-            found = []
-            for query in queries[start : start + parsed.block]:
-                begun = time.perf_counter()
-                top = searches[name](query[None], parsed.k)
-                seconds[name].append(time.perf_counter() - begun)
-                found.append(top)
-            if name == "faiss":
-                continue
-            stats[name] += [top.stats.records[0] for top in found]
-            ids = [top.ids for top in found]
-            if expected and not np.array_equal(expected, ids):
-                raise SystemExit(f"{name} disagrees: this is a bug")
-            expected = ids
-    rows, figures = [], {}
-    fastest = np.median(seconds[names[0]])
-    for name in names:
-        times = np.array(seconds[name]) * 1e6
-        p50, p95, p99 = (float(np.percentile(times, at)) for at in (50, 95, 99))
-        record = np.array(stats[name]) if stats[name] else None
-        scored = f"{np.median(record['items_scored']):,.0f}" if record is not None else ""
-        touched = read = ""
-        if record is not None:
-            touched = f"{np.median(record['items_touched']) / len(codes):.1%}"
-            read = f"{np.median(record['bytes_touched']) / 1e6:,.2f}"
-        ratio = float(np.median(seconds[name]) / fastest)
-        figure = f"{ratio:.1f}×"
-        rows.append(
-            (name, f"{p50:,.0f}", f"{p95:,.0f}", f"{p99:,.0f}", figure, scored, touched, read)
-        )
-        figures[name] = {"p50_us": p50, "p95_us": p95, "p99_us": p99, "ratio": ratio}
+    for name, entry in figures.items():
+        entry["ratio"] = entry["p50_us"] / figures[names[0]]["p50_us"]
+        counted = "items_scored" in entry
+        rows.append((
+            name, *(f"{entry[at]:,.0f}" for at in ("p50_us", "p95_us", "p99_us")),
+            f"{entry['ratio']:.1f}×",
+            f"{entry['items_scored']:,.0f}" if counted else "",
+            f"{entry['items_touched'] / len(codes):.1%}" if counted else "",
+            f"{entry['bytes_touched'] / 1e6:,.2f}" if counted else "",
+        ))  # fmt: skip
     described = index.describe()
     print_table(
         f"{len(codes):,} items, K = {parsed.k}, {len(queries)} queries, {described['instruction_set']}",
@@ -125,43 +105,27 @@ def _workload(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Floa
         names = ("codes", "sub_item_embeddings", "sequence_embeddings")
         codes, embeddings, queries = (np.load(parsed.workload / f"{name}.npy") for name in names)
         return codes, embeddings, queries
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (parsed.items, 8), np.uint8)
-    # Trained sub-item vectors make scores with a few sharp peaks; squaring normals does too.
-    embeddings = rng.standard_normal((8, 256, 64)).astype(np.float32)
-    queries = rng.standard_normal((parsed.queries, 512)).astype(np.float32)
-    return codes, embeddings, queries * np.abs(queries)
+    return random_model(parsed.items, 8, parsed.queries, seed=0)
 
 
-def _searches(
-    index: Index, codes: CodeArray, embeddings: Float32Array, names: list[str]
-) -> dict[str, Search]:
+def _searches(index: Index, model: CodesAndVectors, names: list[str]) -> dict[str, Search]:
     searches: dict[str, Search] = {}
     for name in names:
-        if name == "faiss":
-            peer = _faiss(codes, embeddings)
-            if peer is not None:
-                searches[name] = peer
+        if name in registry.FAMILIES:
+            reason = registry.why_not(name, model.shape, memory_bytes() // 2)
+            if reason is None:
+                peers = registry.build(name, model, memory_bytes() // 2)
+                searches |= {peer.name: peer_search(peer) for peer in peers}
+            else:
+                output.print(f"{name}: left out: {reason}")
             continue
         try:
             index.search(np.zeros(index.width, np.float32), 1, method=name)
         except InputError as error:
             output.print(f"{name}: left out: {error}")
             continue
-        searches[name] = lambda query, k, name=name: index.search(query, k, method=name)  # type: ignore[misc]
+        searches[name] = index_search(index, name)
     return searches
-
-
-def _faiss(codes: CodeArray, embeddings: Float32Array) -> Search | None:
-    """FAISS IndexPQ over the same codes and vectors: exhaustive and exact up to rounding."""
-    try:
-        import faiss
-    except ImportError:
-        output.print("faiss: not installed, left out: pip install 'recprune[bench]'")
-        return None
-    faiss.omp_set_num_threads(1)
-    peer = Index.build(codes, embeddings).to_faiss()
-    return lambda query, k: peer.search(query, k)
 
 
 def _measure_threads(index: Index, queries: Float32Array, k: int, threads: int) -> None:

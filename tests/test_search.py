@@ -446,7 +446,7 @@ def test_the_bound_of_an_exact_answer_is_its_threshold(
     trained: tuple[Index, Float32Array, Case],
 ) -> None:
     index, phi, _ = trained
-    for method in ("auto", "cells", "scan", "recjpqprune"):
+    for method in ("auto", "cells", "scan", "recjpqprune", "pqtopk"):
         top = index.search(phi, 10, method=method)
         assert (top.stats.upper_bound == top.stats.threshold).all(), method
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from recprune.console import output, print_table, say, showing_progress
-from recprune.experiments.experiment import LogFolder, Plan
+from recprune.experiments.experiment import Experiment, LogFolder, Plan
 from recprune.experiments.inputs import PAPER_MODELS, log_folder, quick_log, workload_of
+from recprune.experiments.record import load_records
 from recprune.experiments.registry import EXPERIMENTS
 from recprune.experiments.run import find_experiments, run_experiments, write_report
+from recprune.experiments.summary import put_summary
 from recprune.experiments.workload import Workload
 from recprune.machine import memory_bytes
 from recprune.types import InputError, InterruptedWorkError, Progress
 
 # What a quick run trains: enough to see everything work, in seconds.
 _QUICK = {"width": 64, "length": 50, "max_epochs": 2, "batches_per_epoch": 20}
+_WITHOUT_LOG = {"scaling", "splits"}  # they draw random codes
 _QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
 
 
@@ -44,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report-only", action="store_true", help="make the report from the records that there are"
     )
     parser.add_argument(
+        "--records", metavar="FOLDER", help="of the figures as JSON; default OUT/records"
+    )
+    parser.add_argument(
         "--report", metavar="FILE", help="Markdown to write; default OUT/results.md"
+    )
+    parser.add_argument(
+        "--readme", metavar="FILE", help="Markdown with a place for the table in small"
     )
     parser.add_argument("--seed", type=int, default=0, help="of all chance; default %(default)s")
 
@@ -57,11 +67,13 @@ def run(parsed: argparse.Namespace) -> None:
         return
     out = Path(parsed.out)
     records = out / ("quick-records" if parsed.quick else "records")
+    if parsed.records:
+        records = Path(parsed.records)
     experiments = find_experiments(parsed.only)
     if not parsed.report_only:
         try:
             with showing_progress("reproduce") as progress:
-                plan = _plan(parsed, out, progress)
+                plan = _plan(parsed, experiments, out, progress)
                 done = run_experiments(experiments, plan, records, progress)
         except KeyboardInterrupt:
             raise InterruptedWorkError(
@@ -70,16 +82,23 @@ def run(parsed: argparse.Namespace) -> None:
         say(f"{done.run} parts run, {done.kept} kept from before")
     markdown = Path(parsed.report) if parsed.report else out / "results.md"
     html = out / "results.html"
-    write_report(records, markdown, html, markdown.parent / "pictures")
+    found = load_records(records)
+    write_report(found, markdown, html, markdown.parent / "pictures")
+    if parsed.readme:
+        put_summary(Path(parsed.readme), found)
     output.print(f"report: {markdown} and {html}", soft_wrap=True)
 
 
-def _plan(parsed: argparse.Namespace, out: Path, progress: Progress) -> Plan:
+def _plan(
+    parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
+) -> Plan:
     sources = _sources(parsed)
     changes = _QUICK if parsed.quick else None
     home = out / "quick" if parsed.quick else out
     if not sources and parsed.quick:
         sources = {"synthetic": quick_log(home / "synthetic.parquet")}
+    if not sources and {experiment.name for experiment in experiments} - _WITHOUT_LOG:
+        raise InputError("there is no log to run this on: give one with --log, or try --quick")
     logs = [
         log_folder(name, source, home / name, changes=changes, progress=progress)
         for name, source in sources.items()

@@ -75,6 +75,17 @@ class Experiment(Protocol):
         """Make its section of the report, from its own records alone; there is at least one."""
 
 
+def in_paper_order(records: Sequence[Record]) -> list[Record]:
+    """Return records with the models in the order of the paper's tables."""
+    order = list(MODEL_NAMES)
+
+    def place(record: Record) -> int:
+        model = record.figures.get("model")
+        return order.index(model) if model in order else len(order)
+
+    return sorted(records, key=place)
+
+
 def model_name(model: str) -> str:
     """Return how a model is called in a table."""
     return MODEL_NAMES.get(model, model)

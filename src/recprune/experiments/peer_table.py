@@ -13,11 +13,11 @@ from recprune.experiments.charts import scatter
 from recprune.experiments.experiment import Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Table, Text
-from recprune.experiments.timing import Search, index_search, interleaved
+from recprune.experiments.timing import Search, index_search, interleaved, peer_search
 from recprune.experiments.workload import Workload
 from recprune.index import Index
 from recprune.peers import registry
-from recprune.peers.peer import CodesAndVectors, Peer
+from recprune.peers.peer import CodesAndVectors
 from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
 
 _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
@@ -179,16 +179,12 @@ def _build_peers(
         built += [
             _Contender(
                 peer.name, peer.family, peer.exact, peer.bytes_used, peer.build_seconds,
-                _peer_search(peer),
+                peer_search(peer),
             )
             for peer in peers
         ]  # fmt: skip
         budget -= max(peer.bytes_used for peer in peers)  # one structure, named by each of them
     return built, left_out
-
-
-def _peer_search(peer: Peer) -> Search:
-    return lambda query, k: (peer.search(query, k), None)
 
 
 def _seconds(search: Search, embeddings: Float32Array) -> float:

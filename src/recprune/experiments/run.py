@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from recprune.experiments.experiment import Experiment, Part, Plan
-from recprune.experiments.record import Record, load_record, load_records, records_of, save_record
+from recprune.experiments.experiment import Experiment, Part, Plan, in_paper_order
+from recprune.experiments.record import Record, load_record, records_of, save_record
 from recprune.experiments.registry import EXPERIMENTS
-from recprune.experiments.report import Section, write_html, write_markdown
+from recprune.experiments.report import Section, Table, write_html, write_markdown
 from recprune.machine import machine
 from recprune.types import InputError, Progress
 
@@ -58,19 +58,36 @@ def run_experiments(
     return Outcome(len(left), len(work) - len(left))
 
 
-def write_report(records: Path, markdown: Path, html: Path, pictures: Path) -> list[Section]:
+def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures: Path) -> None:
     """Make the report, as Markdown with pictures and as one HTML file, from the records alone."""
-    found = load_records(records)
-    if not found:
-        raise InputError(f"{records}: there are no records to report")
+    if not records:
+        raise InputError("there are no records to report")
+    ordered = in_paper_order(records)
     sections = [
         experiment.section(own)
         for experiment in EXPERIMENTS
-        if (own := records_of(found, experiment.name))
+        if (own := records_of(ordered, experiment.name))
     ]
+    sections.append(_machines(records))
     write_markdown(TITLE, sections, markdown, pictures)
     write_html(TITLE, sections, html)
-    return sections
+
+
+def _machines(records: Sequence[Record]) -> Section:
+    """Say what was measured where, and with which versions."""
+    found: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    for record in records:
+        named = tuple((name, f"{value}") for name, value in record.machine.items() if value)
+        found.setdefault(named, set()).add(record.experiment)
+    order = [experiment.name for experiment in EXPERIMENTS]
+    rows = [
+        (
+            ", ".join(sorted(experiments, key=order.index)),
+            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named),
+        )
+        for named, experiments in found.items()
+    ]
+    return Section("What was measured where", "machines", (Table(("what", "where"), tuple(rows)),))
 
 
 def _show(progress: Progress, where: str, step: str) -> None:

@@ -16,11 +16,11 @@ from recprune.experiments.charts import lines
 from recprune.experiments.experiment import Part, Plan
 from recprune.experiments.record import Record
 from recprune.experiments.report import Picture, Section, Table, Text
-from recprune.experiments.timing import Search, index_search, interleaved
+from recprune.experiments.timing import Search, index_search, interleaved, peer_search
 from recprune.index import Index
 from recprune.peers import registry
-from recprune.peers.peer import CodesAndVectors, Peer
-from recprune.types import CodeArray, Float32Array, Int64Array, Json, Progress
+from recprune.peers.peer import CodesAndVectors
+from recprune.types import CodeArray, Float32Array, Json, Progress
 
 _WIDTH = 512
 _SUB_ITEMS = 256
@@ -55,7 +55,7 @@ def measure(
         progress(f"building {family}")
         reason = registry.why_not(family, model.shape, memory // 3)
         if reason is None:
-            searches[family] = _peer_search(registry.build(family, model, memory // 3)[0])
+            searches[family] = peer_search(registry.build(family, model, memory // 3)[0])
         else:
             left_out[family] = reason
     slow = max(3, queries // (10 if num_items >= 10_000_000 else 2))
@@ -88,13 +88,6 @@ def random_model(
     # Trained embeddings make scores with a few sharp peaks; squared normals do too.
     users = rng.standard_normal((queries, _WIDTH), np.float32)
     return codes, embeddings, users * np.abs(users)
-
-
-def _peer_search(peer: Peer) -> Search:
-    def search(query: Float32Array, k: int) -> tuple[Int64Array, None]:
-        return peer.search(query, k), None
-
-    return search
 
 
 class Scaling:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recprune.index import Index
 from recprune.methods import Method
+from recprune.peers.peer import Peer
 from recprune.results import RECORD
 from recprune.types import Float32Array, Float64Array, Int64Array, Json, Progress, no_progress
 
@@ -51,6 +52,11 @@ def index_search(index: Index, method: str | Method) -> Search:
         return found.ids, found.stats.raw
 
     return search
+
+
+def peer_search(peer: Peer) -> Search:
+    """Return the search of a peer."""
+    return lambda query, k: (peer.search(query, k), None)
 
 
 def interleaved(

@@ -1,0 +1,48 @@
+"""The results in one small table, for the README: made from the records, like the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recprune.experiments.experiment import in_paper_order, model_name
+from recprune.experiments.record import Record, records_of
+from recprune.storage import writing_file
+from recprune.types import InputError
+
+_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+_METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Return the median scoring time of every method and model as Markdown."""
+    measured = in_paper_order(records_of(records, "rq1"))
+    measured.sort(key=lambda record: str(record.figures["log"]))
+    if not measured:
+        raise InputError("there is no record of rq1 to sum up")
+    rows = [
+        "| median ms, K = 10, one thread | items | " + " | ".join(_METHODS) + " |",
+        "|---|---:|" + "---:|" * len(_METHODS),
+    ]
+    for record in measured:
+        figures = record.figures
+        times = [figures["methods"].get(method) for method in _METHODS]
+        cells = ["" if entry is None else f"{entry['p50_us'] / 1000:,.3f}" for entry in times]
+        name = f"{figures['log']}, {model_name(figures['model'])}"
+        rows.append(f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |")
+    machines = sorted({
+        f"{record.machine['cpu']}, {record.figures['instruction_set']}" for record in measured
+    })  # fmt: skip
+    rows += ["", f"Measured on: {'; '.join(machines)}."]
+    return "\n".join(rows) + "\n"
+
+
+def put_summary(path: Path, records: Sequence[Record]) -> None:
+    """Write the table into a Markdown file, between its two marks."""
+    text = path.read_text(encoding="utf-8")
+    begin, end = text.find(_BEGIN), text.find(_END)
+    if begin < 0 or end < begin:
+        raise InputError(f"{path}: has no place for the results, {_BEGIN.strip()} … {_END.strip()}")
+    with writing_file(path) as temporary:
+        content = text[: begin + len(_BEGIN)] + summary(records) + text[end:]
+        temporary.write_text(content, encoding="utf-8")

@@ -1,0 +1,196 @@
+"""The whole evaluation in small, from a log to the report, and what happens to bad records."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recprune import InputError, StorageError
+from recprune.cli import main
+from recprune.experiments.record import Record, load_record, load_records, save_record
+from recprune.experiments.registry import EXPERIMENTS
+from recprune.experiments.run import find_experiments, write_report
+from recprune.experiments.summary import put_summary, summary
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reproduce")
+    assert main(["reproduce", "--quick", "--out", str(out)]) == 0
+    return out
+
+
+def test_every_table_and_figure_appears(quick: Path) -> None:
+    markdown = (quick / "results.md").read_text(encoding="utf-8")
+    html = (quick / "results.html").read_text(encoding="utf-8")
+    recorded = {record.experiment for record in load_records(quick / "quick-records")}
+    for experiment in EXPERIMENTS:
+        # There are no variants of the models here, to compare them with.
+        expected = experiment.name != "prunable"
+        assert (experiment.name in recorded) == expected
+        assert (f"## {experiment.title}" in markdown) == expected, experiment.name
+        assert (f'id="{experiment.name}"' in html) == expected, experiment.name
+    pictures = re.findall(r"\]\((pictures/[^)]+\.svg)\)", markdown)
+    assert len(pictures) >= 10
+    assert all((quick / picture).stat().st_size > 1000 for picture in pictures)
+    assert html.count("<figure") == len(pictures)
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]+"', "", html.replace("http://www.w3.org", ""))
+
+
+def test_safe_methods_agree_on_ndcg(quick: Path) -> None:
+    for path in (quick / "quick-records").glob("rq1.*.json"):
+        methods = load_record(path).figures["methods"]
+        found = {entry["ndcg"] for entry in methods.values() if "ndcg" in entry}
+        assert len(found) == 1
+        assert {"auto", "scan", "pqtopk", "recjpqprune"} <= set(methods)
+
+
+def test_records_say_where_they_come_from(quick: Path) -> None:
+    for record in load_records(quick / "quick-records"):
+        assert {"cpu", "cores", "commit", "python", "recprune", "numpy"} <= set(record.machine)
+        assert record.settings
+
+
+def test_what_is_recorded_is_kept(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in (quick / "quick-records").glob("*.json")}
+    assert main(["reproduce", "--quick", "--out", str(quick)]) == 0
+    assert f"0 parts run, {len(before)} kept" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_part_is_run_again_when_its_settings_change(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(quick, tmp_path / "out")
+    command = ["reproduce", "--quick", "--out", str(tmp_path / "out"), "--only", "splits"]
+    assert main([*command, "--seed", "1"]) == 0
+    assert "4 parts run, 0 kept" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_goes_on(quick: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(quick / "quick", out / "quick")
+    command = [sys.executable, "-m", "recprune.cli", "reproduce", "--quick", "--out", str(out)]
+    command += ["--only", "rq1", "--only", "splits"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(out.glob("quick-records/rq1*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    if process.returncode != 0:  # a very quick machine may have finished
+        assert process.returncode == 130, said
+        assert "the same command goes on there" in said
+    done = len(list(out.glob("quick-records/*.json")))
+    again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert f"{7 - done} parts run, {done} kept" in again.stderr
+
+
+def test_the_same_records_give_the_same_report(quick: Path, tmp_path: Path) -> None:
+    records = load_records(quick / "quick-records")
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        write_report(records, folder / "results.md", folder / "results.html", folder / "pictures")
+    first = {p.name: p.read_bytes() for p in (tmp_path / "first").rglob("*.*")}
+    second = {p.name: p.read_bytes() for p in (tmp_path / "second").rglob("*.*")}
+    assert first == second
+    assert first["results.html"] == (quick / "results.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace('"p50_us": ', '"p50_us": 1'), "changed after it was measured"),
+        (lambda text: text[: len(text) // 2], "not a whole record"),
+        (lambda _: "[]", "not a record of format 1"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "not a record of format 1"),
+    ],
+)
+def test_bad_records_are_refused(quick: Path, tmp_path: Path, damage: object, message: str) -> None:
+    assert callable(damage)
+    shutil.copytree(quick / "quick-records", tmp_path / "records")
+    path = min((tmp_path / "records").glob("rq1.*.json"))
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(StorageError, match=message):
+        load_records(tmp_path / "records")
+    arguments = ["--records", str(tmp_path / "records"), "--out", str(tmp_path)]
+    assert main(["reproduce", "--report-only", *arguments]) == 2
+
+
+def test_a_record_under_another_name_is_refused(quick: Path, tmp_path: Path) -> None:
+    path = min((quick / "quick-records").glob("rq1.*.json"))
+    shutil.copy(path, tmp_path / "rq1.other.json")
+    with pytest.raises(StorageError, match="holds the record"):
+        load_record(tmp_path / "rq1.other.json")
+
+
+def test_numbers_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        save_record(tmp_path, Record("rq1", "a", {}, {}, {"ndcg": float("nan")}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["--only", "rq9"], "there is no experiment 'rq9'"),
+        (["--log", "a=/nowhere"], "/nowhere: no such file"),
+        (["--log", "a b=x"], "expected NAME or NAME=PATH"),
+        (["--gowalla", "/nowhere.txt"], "/nowhere.txt: no such file"),
+        (["--log", "absent"], "not there, and no log to make it from"),
+        ([], "no log"),
+        (["--report-only"], "no records"),
+    ):
+        assert main(["reproduce", "--out", str(tmp_path), *arguments]) == 2, arguments
+        assert message in capsys.readouterr().err, arguments
+
+
+def test_experiments_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(experiment.name in listed for experiment in EXPERIMENTS)
+    with pytest.raises(InputError, match="there is no experiment"):
+        find_experiments(["nothing"])
+
+
+# The committed results -----------------------------------------------------------------------------
+
+
+def test_the_readme_shows_what_was_recorded(tmp_path: Path) -> None:
+    records = load_records(ROOT / "docs" / "records")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert summary(records) in readme
+    copy = tmp_path / "README.md"
+    copy.write_text(readme, encoding="utf-8")
+    put_summary(copy, records)
+    assert copy.read_text(encoding="utf-8") == readme
+
+
+def test_the_results_page_is_made_from_the_records(tmp_path: Path) -> None:
+    records = load_records(ROOT / "docs" / "records")
+    write_report(records, tmp_path / "results.md", tmp_path / "results.html", tmp_path / "pictures")
+    committed = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == committed
+    for picture in (tmp_path / "pictures").glob("*.svg"):
+        assert picture.name in committed
+        assert (ROOT / "docs" / "pictures" / picture.name).exists()
+
+
+def test_the_readme_has_a_place_for_results(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
+    records = load_records(ROOT / "docs" / "records")
+    with pytest.raises(InputError, match="no place for the results"):
+        put_summary(tmp_path / "README.md", records)
+    with pytest.raises(InputError, match="no record of rq1"):
+        put_summary(tmp_path / "README.md", [])
+    assert json.loads((ROOT / "docs" / "records" / records[0].file_name).read_text())
