@@ -13,9 +13,9 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp ## A real grocery log, a model trained on it, what it recommends; then search 2 M items
-	$(BIN)/python examples/grocery.py out/grocery.png
-	$(BIN)/python examples/recommend.py
-	$(BIN)/python examples/search.py
+	$(BIN)/python -m examples.grocery out/grocery.png
+	$(BIN)/python -m examples.recommend
+	$(BIN)/python -m examples.search
 
 test: $(VENV)/dev.stamp ## Run the tests
 	$(BIN)/python -m pytest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from grocery import data_folder, product_names
+from examples.grocery import data_folder, product_names
 from rich.text import Text
 
 import recprune
@@ -49,7 +49,9 @@ def main() -> None:
     _evaluate(prepared, holdout.train, recommender)
 
     output.rule("7. What it recommends")
-    _recommend(prepared, recommender, product_names(pl.read_parquet(data / "products.parquet")))
+    names = product_names(pl.read_parquet(data / "products.parquet"))
+    pl.DataFrame({"item_id": list(names), "name": list(names.values())}).write_csv(out / "names.csv")
+    _recommend(prepared, recommender, names)
 
     output.rule("8. The exact search against exhaustive scoring, for these users")
     _search(prepared, recommender)

@@ -42,6 +42,15 @@ def main() -> None:
         rows,
     )
 
+    output.rule("10. Look inside")
+    output.print(
+        "A page that shows the pruning at work, for the groceries above:\n"
+        "  .venv/bin/recprune serve out/grocery-model/recommender "
+        "--names out/grocery-model/names.csv\n"
+        "then open http://127.0.0.1:8000/",
+        soft_wrap=True,
+    )
+
 
 if __name__ == "__main__":
     main()

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 def test_grocery(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     shown = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / "grocery.py", picture],
+        [sys.executable, "-W", "error", "-m", "examples.grocery", picture],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -29,9 +30,9 @@ def test_grocery(tmp_path: Path) -> None:
 
 
 def test_recommend(tmp_path: Path) -> None:
-    script = ROOT / "examples" / "recommend.py"
     shown = subprocess.run(
-        [sys.executable, "-W", "error", script, "1", tmp_path / "model"],
+        [sys.executable, "-W", "error", "-m", "examples.recommend", "1", tmp_path / "model"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
@@ -45,7 +46,8 @@ def test_recommend(tmp_path: Path) -> None:
 
 def test_search() -> None:
     shown = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / "search.py"],
+        [sys.executable, "-W", "error", "-m", "examples.search"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

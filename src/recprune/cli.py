@@ -53,6 +53,15 @@ COMMANDS = {
         "recommend items to a history",
         "Recommend the next items to histories of external item ids, from a saved recommender.",
     ),
+    "serve": (
+        "serve a saved recommender over HTTP, with a page to look inside",
+        "Serve a saved recommender over HTTP: recommendations, search, events, metrics, and a page "
+        "that shows the pruning at work.",
+    ),
+    "keys": (
+        "make API keys for a service",
+        "Make, list and remove the API keys of a service; only hashes of them are kept.",
+    ),
     "reproduce": (
         "run the paper's evaluation, and ours, and write the report",
         "Run every experiment of the paper and ours on the given logs, keep all figures as JSON, "
