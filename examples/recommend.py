@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from examples.grocery import data_folder, product_names
 from rich.text import Text
 
 import recprune
+from examples.grocery import data_folder, product_names
 from recprune.console import output, print_table, showing_progress
 from recprune.curves import draw_training
 from recprune.evaluate import evaluate, evaluation_rows, verdict
@@ -50,7 +50,8 @@ def main() -> None:
 
     output.rule("7. What it recommends")
     names = product_names(pl.read_parquet(data / "products.parquet"))
-    pl.DataFrame({"item_id": list(names), "name": list(names.values())}).write_csv(out / "names.csv")
+    table = pl.DataFrame({"item_id": list(names), "name": list(names.values())})
+    table.write_csv(out / "names.csv")
     _recommend(prepared, recommender, names)
 
     output.rule("8. The exact search against exhaustive scoring, for these users")

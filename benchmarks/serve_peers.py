@@ -1,0 +1,73 @@
+"""What the service is compared with: a route that returns a constant, and FAISS behind our routes.
+
+uvicorn --factory benchmarks.serve_peers:floor
+RECPRUNE_BENCH_FOLDER=out/serve-index uvicorn --factory benchmarks.serve_peers:with_faiss
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from fastapi import FastAPI
+
+from recprune.index import Index
+from recprune.methods import Method
+from recprune.results import RECORD, RECORD_WORDS, SearchStats, TopK
+from recprune.serve.app import create_app
+from recprune.serve.service import open_service
+from recprune.serve.settings import Limits, ServeSettings
+from recprune.types import Float32Array
+
+FOLDER = "RECPRUNE_BENCH_FOLDER"
+WAITING = 64  # for a ladder of connections: nobody is turned away
+
+
+def floor() -> FastAPI:
+    """Return the least that FastAPI can do for a request."""
+    app = FastAPI()
+
+    @app.post("/search")
+    async def constant() -> dict[str, int]:
+        return {"answer": 42}
+
+    return app
+
+
+class FaissIndex:
+    """FAISS IndexPQ with the same codes and vectors, in the place of an index."""
+
+    def __init__(self, index: Index) -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(1)
+        self._peer = index.to_faiss()
+        self.num_items = index.num_items
+        self.width = index.width
+
+    def search(
+        self, embedding: Float32Array, k: int, *, method: Method, exclude: Any, allow: Any
+    ) -> TopK:
+        """Score every item; what an index can do beside that is not asked for here."""
+        del method, exclude, allow
+        begun = time.perf_counter_ns()
+        scores, ids = self._peer.search(embedding[None], k)
+        record = np.zeros(1, RECORD)
+        spent = time.perf_counter_ns() - begun
+        record[0] = (0, 1, 1, self.num_items, self.num_items, 0, scores[0, -1], -np.inf, spent)
+        stats = SearchStats(record.view(np.int64).reshape(1, RECORD_WORDS))
+        return TopK(ids[0], scores[0], stats)
+
+
+def with_faiss() -> FastAPI:
+    """Return the service with FAISS in the place of our search."""
+    limits = Limits(running=int(os.environ.get("RECPRUNE_BENCH_RUNNING", "1")), waiting=WAITING)
+    settings = ServeSettings(Path(os.environ[FOLDER]), access_log=False, limits=limits)
+    service = open_service(settings)
+    engine = replace(service.engine, index=cast(Index, FaissIndex(service.engine.index)))
+    service.loaded = replace(service.loaded, engine=engine)
+    return create_app(settings, service)

@@ -1,0 +1,45 @@
+"""`recprune keys`: API keys of the service."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from recprune.serve.keys import add_key, read_keys, remove_key
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="make a key and print it, this once")
+    add.add_argument("name", metavar="NAME", help="whose key it is")
+    add.add_argument("--admin", action="store_true", help="may also reload the service")
+    add.set_defaults(action_run=_add)
+    remove = actions.add_parser("remove", help="take a key away; takes effect with a reload")
+    remove.add_argument("name", metavar="NAME")
+    remove.set_defaults(action_run=_remove)
+    shown = actions.add_parser("list", help="show the names and scopes")
+    shown.set_defaults(action_run=_list)
+    for action in (add, remove, shown):
+        action.add_argument("--file", required=True, type=Path, help="of keys, hashed")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    parsed.action_run(parsed)
+
+
+def _add(parsed: argparse.Namespace) -> None:
+    key = add_key(parsed.file, parsed.name, "admin" if parsed.admin else "ask")
+    print("Keep it safe; it is stored only as a hash:", file=sys.stderr)  # noqa: T201
+    print(key)  # noqa: T201
+
+
+def _remove(parsed: argparse.Namespace) -> None:
+    remove_key(parsed.file, parsed.name)
+
+
+def _list(parsed: argparse.Namespace) -> None:
+    for key in read_keys(parsed.file).stored:
+        print(f"{key.scope:8} {key.name}")  # noqa: T201

@@ -1,0 +1,94 @@
+"""`recprune serve`: a saved recommender as an HTTP service."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from recprune.serve.server import serve
+from recprune.serve.settings import Limits, ServeSettings
+from recprune.types import InputError
+
+_LIMITS = {
+    "body_bytes": "bytes of a request",
+    "history": "items of a history; as many are kept of a user",
+    "k": "items of an answer",
+    "batch": "questions of a request",
+    "item_ids": "ids in exclude and in allow",
+    "running": "searches at a time in a worker; default: this worker's share of the cores",
+    "waiting": "requests that may wait for them; others are answered with 503",
+    "connections": "connections of a worker",
+    "client_seconds": "seconds for a client to send its request, or to take the answer",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path,
+        help="made by recprune export, or by recprune index build for /search alone",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="default %(default)s")
+    parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 is any")
+    parser.add_argument("--workers", type=int, default=1, help="processes; default %(default)s")
+    parser.add_argument(
+        "--history", metavar="URL",
+        help="where users' histories are kept: sqlite:///FILE (the default, beside FOLDER), or "
+        "redis://HOST:PORT/DATABASE",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keys", metavar="FILE", type=Path,
+        help="API keys, made by recprune keys; needed where others can reach the service",
+    )  # fmt: skip
+    parser.add_argument(
+        "--names", metavar="FILE", type=Path, help="CSV or Parquet with item_id and name"
+    )
+    parser.add_argument(
+        "--item-set", metavar="NAME=FILE", action="append", default=[],
+        help="a named set for allow: a file with an id a line; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cors-origin", metavar="ORIGIN", action="append", default=[],
+        help="a web site whose pages may ask; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--no-access-log", action="store_true", help="log no requests")
+    for name, what in _LIMITS.items():
+        default = getattr(Limits(), name)
+        shown = what if "default" in what else f"{what}; default {default}"
+        parser.add_argument(
+            f"--max-{name.replace('_', '-')}", dest=f"max_{name}", metavar="N",
+            type=type(default), help=shown,
+        )  # fmt: skip
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    given = {name: getattr(parsed, f"max_{name}") for name in _LIMITS}
+    share = max(1, len(os.sched_getaffinity(0)) // max(1, parsed.workers))
+    limits = dataclasses.replace(
+        Limits(running=share), **{name: value for name, value in given.items() if value is not None}
+    )
+    serve(
+        ServeSettings(
+            folder=parsed.folder,
+            host=parsed.host,
+            port=parsed.port,
+            workers=parsed.workers,
+            history_url=parsed.history,
+            keys_file=parsed.keys,
+            names_file=parsed.names,
+            item_sets=dict(_item_set(text) for text in parsed.item_set),
+            cors_origins=tuple(parsed.cors_origin),
+            access_log=not parsed.no_access_log,
+            limits=limits,
+        )
+    )
+
+
+def _item_set(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise InputError(f"--item-set is {text!r}, expected NAME=FILE")
+    return name, Path(path)

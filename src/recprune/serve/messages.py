@@ -1,0 +1,40 @@
+"""What the supervisor and its workers tell each other: JSON, a line a message.
+
+From the supervisor: `load`, make a new engine of the folder; `swap`, serve it; `drop`, forget it;
+`outcome`, how a reload went that this worker asked for. From a worker: `ready`, `failed` (it cannot
+start), `loaded`, `not_loaded`, `swapped`, and `reload`, somebody asked for one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias
+
+Word: TypeAlias = Literal[
+    "load", "swap", "drop", "outcome",
+    "ready", "failed", "loaded", "not_loaded", "swapped", "reload",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Message:
+    """One line."""
+
+    word: Word
+    version: str = ""  # of what was loaded
+    text: str = ""  # what is wrong; empty where all is well
+    public_text: str = ""  # the same for a client: no path in it
+    number: int = 0  # of the reload
+    workers: int = 0  # that have swapped
+    answered: int = 0  # how many of a worker's `reload` this is the outcome of, the oldest first
+    reloads: dict[str, int] = field(default_factory=dict)  # so far, by outcome
+
+    def to_line(self) -> bytes:
+        """Return it as it is sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message:
+    """Return what a line says."""
+    return Message(**json.loads(line))

@@ -1,0 +1,137 @@
+"""What the service counts, for Prometheus.
+
+Workers write their figures to files that they share (the variable PROMETHEUS_MULTIPROC_DIR, set
+before prometheus_client is imported, says where), so that whichever of them is asked tells the
+figures of all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from recprune.serve.engine import Engine, Found
+from recprune.serve.gate import Gate
+from recprune.types import needs_extra
+
+with needs_extra("serve"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10,
+)  # fmt: skip
+_ITEMS = (0, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+_GAPS = (0.0, 0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+class Metrics:
+    """The figures of one worker."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "recprune_requests", "Requests answered.", ["route", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "recprune_request_seconds", "Time from the first byte of a request to its answer.",
+            ["route"], buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._stages = Histogram(
+            "recprune_stage_seconds", "Time in one stage of a request.",
+            ["stage"], buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._queries = Counter(
+            "recprune_queries", "Searches, by the method that ran.", ["method", "exact"],
+            registry=registry,
+        )  # fmt: skip
+        self._fallbacks = Counter(
+            "recprune_fallbacks", "Histories answered by popularity: nothing in them was known.",
+            registry=registry,
+        )  # fmt: skip
+        self._items_scored = Histogram(
+            "recprune_items_scored", "Items scored by a search.", buckets=_ITEMS, registry=registry
+        )
+        self._gap = Histogram(
+            "recprune_threshold_gap", "Upper bound less threshold: 0 where the answer is exact.",
+            buckets=_GAPS, registry=registry,
+        )  # fmt: skip
+        self._turned_away = Counter(
+            "recprune_turned_away", "Requests answered with 503 because there was no room.",
+            registry=registry,
+        )  # fmt: skip
+        self._events = Counter("recprune_events", "Events kept.", registry=registry)
+        self._items = Gauge(
+            "recprune_index_items", "Items of the index.",
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self._bytes = Gauge(
+            "recprune_index_bytes", "Size of the index, which the workers share.",
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self._reloads = Gauge(
+            "recprune_reloads", "Reloads since the start, of all workers together.", ["outcome"],
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self._depth = Gauge(
+            "recprune_queue_depth", "Requests that are at work, or wait.", ["work", "state"],
+            registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+        # Known from the start, so that a rate of them is 0 and not missing.
+        for method in ("cells", "scan"):
+            for exact in ("true", "false"):
+                self._queries.labels(method, exact)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Note one answer."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def count_stage(self, stage: str, seconds: float) -> None:
+        """Note how long a stage took."""
+        self._stages.labels(stage).observe(seconds)
+
+    def count_found(self, answers: Iterable[Found]) -> None:
+        """Note what searches took."""
+        for found in answers:
+            for stage, milliseconds in found.milliseconds.items():
+                self.count_stage(stage, milliseconds / 1000.0)
+            if found.method is None:
+                self._fallbacks.inc()
+                continue
+            self._queries.labels(found.method, str(found.exact).lower()).inc()
+            self._items_scored.observe(found.items_scored)
+            if found.gap is not None:
+                self._gap.observe(found.gap)
+
+    def count_events(self, new: int) -> None:
+        """Note events that were kept."""
+        self._events.inc(new)
+
+    def count_turned_away(self) -> None:
+        """Note a request that there was no room for."""
+        self._turned_away.inc()
+
+    def set_engine(self, engine: Engine) -> None:
+        """Note what is served."""
+        self._items.set(engine.index.num_items)
+        self._bytes.set(engine.index.describe()["bytes"])
+
+    def set_reloads(self, outcomes: dict[str, int]) -> None:
+        """Note how many reloads went well, and how many did not."""
+        for outcome, count in outcomes.items():
+            self._reloads.labels(outcome).set(count)
+
+    def set_depth(self, work: str, gate: Gate) -> None:
+        """Note how many are at work, and how many wait."""
+        self._depth.labels(work, "running").set(gate.running)
+        self._depth.labels(work, "waiting").set(gate.waiting)
+
+    def text(self) -> bytes:
+        """Return the figures of all workers, as Prometheus reads them."""
+        if SHARED_FOLDER not in os.environ:
+            return generate_latest(self._registry)
+        everybody = CollectorRegistry()
+        MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
+        return generate_latest(everybody)

@@ -1,0 +1,246 @@
+"""What the service is asked and what it answers, as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from recprune.types import needs_extra
+
+with needs_extra("serve"):
+    from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictInt, StrictStr
+    from pydantic import model_validator as validator
+
+_LONGEST_ID = 512  # characters
+_LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
+
+ItemId: TypeAlias = StrictInt | Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
+UserId: TypeAlias = StrictInt | Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_ID)]
+MethodName: TypeAlias = Literal["auto", "cells", "scan", "recjpqprune", "pqtopk", "default"]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Choice(_Asked):
+    """What every question about the best items has in common."""
+
+    k: int = Field(10, ge=1, description="How many items to return at most.")
+    exclude: list[ItemId] = Field(
+        default_factory=list, description="Items not to return; unknown ones are ignored."
+    )
+    allow: list[ItemId] | Annotated[StrictStr, Field(max_length=_LONGEST_ID)] | None = Field(
+        None, description="Return only these items: their ids, or the name of an item set."
+    )
+    method: MethodName = Field("auto", description="How to search. All are exact.")
+    timeout_ms: FiniteFloat | None = Field(
+        None,
+        gt=0,
+        le=60_000,
+        description="Stop searching after so long and return the best found; `exact` says whether "
+        "that is the true answer. For methods auto, cells, scan and recjpqprune.",
+    )
+    explain: bool = Field(False, description="Say what happened in the search; takes much longer.")
+
+
+class Asker(_Asked):
+    """Somebody to recommend to: a history, oldest first, or a user whose history is kept here."""
+
+    history: list[ItemId] | None = None
+    user: UserId | None = None
+
+    @validator(mode="after")
+    def _one_of_them(self) -> Asker:
+        if (self.history is None) == (self.user is None):
+            raise ValueError("give either a history or a user")
+        return self
+
+
+class RecommendRequest(_Choice):
+    """One history, one user, or a batch of them."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"history": [17, 4, 23], "k": 10},
+                {"user": "anna", "k": 5, "exclude_seen": False, "timeout_ms": 20},
+                {"batch": [{"history": [17]}, {"user": "anna"}], "allow": [1, 2, 3, 4]},
+            ]
+        },
+    )
+
+    history: list[ItemId] | None = Field(None, description="Item ids, oldest first.")
+    user: UserId | None = Field(None, description="A user whose events were posted to /events.")
+    batch: list[Asker] | None = Field(None, min_length=1, description="Several of these at once.")
+    exclude_seen: bool = Field(True, description="Leave out what is in the history.")
+
+    @validator(mode="after")
+    def _one_of_them(self) -> RecommendRequest:
+        if [self.history, self.user, self.batch].count(None) != 2:
+            raise ValueError("give one of history, user and batch")
+        return self
+
+    def askers(self) -> list[Asker]:
+        """Return whom to recommend to, whichever way they were given."""
+        return self.batch or [Asker(history=self.history, user=self.user)]
+
+
+class SearchRequest(_Choice):
+    """A sequence embedding from an encoder of your own, or a batch of them."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"sequence_embedding": [0.12, -0.5, 0.33, 1.0], "k": 10}]},
+    )
+
+    sequence_embedding: list[FiniteFloat] | None = Field(
+        None, description="As many numbers as the index is wide."
+    )
+    batch: list[list[FiniteFloat]] | None = Field(
+        None, min_length=1, description="Several sequence embeddings at once."
+    )
+
+    @validator(mode="after")
+    def _one_of_them(self) -> SearchRequest:
+        if (self.sequence_embedding is None) == (self.batch is None):
+            raise ValueError("give either sequence_embedding or batch")
+        return self
+
+    def sequence_embeddings(self) -> list[list[float]]:
+        """Return the embeddings, whichever way they were given."""
+        return self.batch or [self.sequence_embedding or []]
+
+
+class EventIn(_Asked):
+    """One interaction."""
+
+    user: UserId
+    item: ItemId
+    timestamp: FiniteFloat | None = Field(
+        None, ge=0, lt=_LAST_MOMENT, description="Seconds since 1970; now where it is not given."
+    )
+    key: Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_ID)] | None = Field(
+        None, description="Idempotency key: of a user's events with one key, the first counts."
+    )
+
+
+class EventsRequest(_Asked):
+    """Interactions to append to the histories of their users."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "events": [
+                        {"user": "anna", "item": 17, "timestamp": 1700000000.5, "key": "order-1"},
+                        {"user": "anna", "item": 4},
+                    ]
+                }
+            ]
+        },
+    )
+
+    events: list[EventIn] = Field(min_length=1)
+
+
+class EventsAnswer(BaseModel):
+    """Everything received is on disk; `new` were not there before."""
+
+    received: int
+    new: int
+
+
+class ScoredItem(BaseModel):
+    """An item of an answer."""
+
+    item: int | str
+    name: str | None
+    score: float
+
+
+class Answer(BaseModel):
+    """The best items for one history or sequence embedding, and what finding them took."""
+
+    items: list[ScoredItem]
+    unknown: list[int | str] = Field(description="Items of the history that nobody knows.")
+    by_popularity: bool = Field(
+        description="Nothing in the history was known: these are the most popular items, and "
+        "their scores are numbers of interactions."
+    )
+    method: str | None = Field(description="The method that ran; null where none had to.")
+    exact: bool = Field(description="Whether this is what scoring every item would return.")
+    items_scored: int
+    gap: float | None = Field(
+        description="By how much an item that is missing may outscore the last one here, at most; "
+        "null where there is no bound because fewer than k were found."
+    )
+    milliseconds: dict[str, float] = Field(description="Time spent in each stage.")
+    explanation: dict[str, Any] | None = None
+
+
+class Answers(BaseModel):
+    """One answer for each history or sequence embedding, in their order."""
+
+    answers: list[Answer]
+    version: str = Field(description="Of the recommender that answered; changes with a reload.")
+
+
+class ItemAnswer(BaseModel):
+    """What is known of an item."""
+
+    item: int | str
+    name: str | None
+    popularity: int | None = Field(description="Interactions it was trained on.")
+    code: list[int] = Field(description="Its sub-item ids, one for each split.")
+
+
+class FoundItem(BaseModel):
+    """An item whose name or id has the words that were looked for."""
+
+    item: int | str
+    name: str | None
+
+
+class FoundItems(BaseModel):
+    """The most popular items that were found."""
+
+    items: list[FoundItem]
+
+
+class Health(BaseModel):
+    """The process is there."""
+
+    alive: bool
+
+
+class Readiness(BaseModel):
+    """The service can answer."""
+
+    ready: bool
+    kind: Literal["recommender", "index"]
+    version: str
+    items: int
+    item_sets: list[str]
+    has_names: bool
+
+
+class Reloaded(BaseModel):
+    """All workers have swapped the new folder in."""
+
+    version: str
+    workers: int
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong."""
+
+    code: str
+    message: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is not 2xx looks like this."""
+
+    error: ErrorDetail

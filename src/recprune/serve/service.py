@@ -1,0 +1,116 @@
+"""Everything that one worker has open: the engine, the histories, the keys, and its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from recprune.serve.engine import Engine, load_engine
+from recprune.serve.gate import Gate
+from recprune.serve.histories import Histories, open_histories
+from recprune.serve.keys import Keys, read_keys
+from recprune.serve.logs import log
+from recprune.serve.metrics import Metrics
+from recprune.serve.settings import ServeSettings
+from recprune.types import RecpruneError, StorageError
+
+
+class ReloadError(RecpruneError):
+    """The new folder cannot be served; the old one still is."""
+
+
+@dataclass(frozen=True)
+class Reload:
+    """How a reload of all workers went."""
+
+    version: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a reload replaces, whole."""
+
+    engine: Engine
+    keys: Keys | None
+
+
+class Service:
+    """One worker's state. What is served changes by one assignment; a request reads it once."""
+
+    def __init__(self, settings: ServeSettings, loaded: Loaded, histories: Histories) -> None:
+        """Use `open_service`."""
+        self.settings = settings
+        self.loaded = loaded
+        self.histories = histories
+        self.metrics = Metrics()
+        limits = settings.limits
+        self.searches = self._gate("search", limits.running, limits.waiting)
+        self.lookups = self._gate("histories", 4, 16)  # they wait for a disk or a network
+        # What a person looks at, one at a time, beside the traffic.
+        self.visits = self._gate("explain", 1, 2)
+        self.reload_everywhere: Callable[[], Awaitable[Reload]] = self._reload_here
+        self._reloads = {"ok": 0, "failed": 0}
+        self.metrics.set_engine(loaded.engine)
+        self.metrics.set_reloads(self._reloads)
+
+    @property
+    def engine(self) -> Engine:
+        """What answers now."""
+        return self.loaded.engine
+
+    def load(self) -> Loaded:
+        """Load the folder anew, beside what is served; takes its time."""
+        return _load(self.settings)
+
+    def swap(self, loaded: Loaded) -> None:
+        """Serve something else from now on. Requests that have begun keep what they have."""
+        self.loaded = loaded
+        self.metrics.set_engine(loaded.engine)
+        log("swapped", {"version": loaded.engine.version, "items": loaded.engine.index.num_items})
+
+    def close(self) -> None:
+        """Finish what has begun and let go of everything."""
+        for gate in (self.searches, self.lookups, self.visits):
+            gate.close()
+        self.histories.close()
+
+    def without_paths(self, error: RecpruneError) -> str:
+        """Say what is wrong with a folder or file, without saying where it is."""
+        message = str(error)
+        settings = self.settings
+        files = [settings.names_file, settings.keys_file, *settings.item_sets.values()]
+        for path in (settings.folder, *(path for path in files if path is not None)):
+            message = message.replace(f"{path}/", "").replace(str(path), path.name)
+        return message
+
+    def _gate(self, name: str, running: int, waiting: int) -> Gate:
+        return Gate(name, running=running, waiting=waiting, changed=self.metrics.set_depth)
+
+    async def _reload_here(self) -> Reload:
+        """Reload this process alone: for an app that no supervisor runs."""
+        try:
+            loaded = await self.visits.run(self.load)
+        except RecpruneError as error:
+            self._reloads["failed"] += 1
+            self.metrics.set_reloads(self._reloads)
+            raise ReloadError(self.without_paths(error)) from None
+        self._reloads["ok"] += 1
+        self.swap(loaded)
+        self.metrics.set_reloads(self._reloads)
+        return Reload(loaded.engine.version, 1)
+
+
+def open_service(settings: ServeSettings) -> Service:
+    """Load everything; raises what is wrong with it."""
+    loaded = _load(settings)
+    histories = open_histories(settings.histories, settings.limits.history)
+    return Service(settings, loaded, histories)
+
+
+def _load(settings: ServeSettings) -> Loaded:
+    try:
+        keys = read_keys(settings.keys_file) if settings.keys_file is not None else None
+        return Loaded(load_engine(settings), keys)
+    except (OSError, MemoryError) as error:
+        raise StorageError(f"{settings.folder}: cannot be loaded: {error}") from None

@@ -1,0 +1,85 @@
+"""What the service can be told, checked before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recprune.types import InputError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and how many may ask at once."""
+
+    body_bytes: int = 1 << 20
+    history: int = 1000  # items of one history; also how many the store keeps of a user
+    k: int = 1000
+    batch: int = 64  # histories, sequence embeddings or, times 16, events of one request
+    item_ids: int = 10_000  # in `exclude` and in `allow`
+    running: int = 1  # searches at a time, in each worker
+    waiting: int = 8  # requests that may wait for them, in each worker; further ones get 503
+    connections: int = 1024  # of each worker
+    client_seconds: float = 10.0  # for a client to send its request, or to take its answer
+
+    def __post_init__(self) -> None:
+        for name in Limits.__dataclass_fields__:
+            value = getattr(self, name)
+            least = 0 if name in ("waiting", "client_seconds") else 1
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                raise InputError(f"limit {name} is {value!r}, expected {least} or more")
+        if not self.client_seconds > 0:
+            raise InputError("limit client_seconds is 0, expected more")
+
+    @property
+    def events(self) -> int:
+        """How many events one request may bring."""
+        return 16 * self.batch
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Everything that `recprune serve` can be told."""
+
+    folder: Path  # a saved recommender, or a saved index
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    history_url: str | None = None  # None: SQLite, one file beside the recommender
+    keys_file: Path | None = None
+    names_file: Path | None = None
+    item_sets: dict[str, Path] = field(default_factory=dict)
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = True
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise InputError(f"port is {self.port}, expected 0 (any) to 65535")
+        if not 1 <= self.workers <= 256:
+            raise InputError(f"workers is {self.workers}, expected 1 to 256")
+        if not self.is_loopback and self.keys_file is None:
+            raise InputError(
+                f"host is {self.host}, which others can reach: give --keys FILE, made by "
+                "`recprune keys add`, or serve on 127.0.0.1"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def histories(self) -> str:
+        """Where the histories of users are kept, as a URL."""
+        if self.history_url is not None:
+            return self.history_url
+        folder = Path(os.path.realpath(self.folder))
+        return f"sqlite:///{folder.with_name(folder.name + '-histories.db')}"
