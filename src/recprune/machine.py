@@ -41,6 +41,18 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def free_bytes() -> int:
+    """Return how much of it can be had now."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _cached_bytes()
+
+
+def _cached_bytes() -> int:
+    """Return what the system would give back: files that it keeps in memory."""
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Cached:"))
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -50,7 +62,12 @@ def _version(package: str) -> str:
 
 def _commit() -> str:
     """Return the commit of the sources that run, where they are a checkout; else nothing."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    return f"{commit} and changes" if commit and _git("status", "--porcelain", ".") else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from recprune.console import output, print_table, say, showing_progress
 from recprune.experiments.experiment import Experiment, LogFolder, Plan
-from recprune.experiments.inputs import PAPER_MODELS, log_folder, quick_log, workload_of
+from recprune.experiments.inputs import PAPER_MODELS, Source, log_folder, quick_log, workload_of
 from recprune.experiments.record import load_records
 from recprune.experiments.registry import EXPERIMENTS
 from recprune.experiments.run import find_experiments, run_experiments, write_report
 from recprune.experiments.summary import put_summary
 from recprune.experiments.workload import Workload
-from recprune.machine import memory_bytes
+from recprune.formats import LogFormat
+from recprune.machine import free_bytes
 from recprune.types import InputError, InterruptedWorkError, Progress
 
 # What a quick run trains: enough to see everything work, in seconds.
@@ -45,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Models are looked for in OUT/NAME/models and trained where they are missing",
     )  # fmt: skip
     parser.add_argument(
+        "--no-train", action="store_true",
+        help="leave models out that are not there: the full table, and those for pruning",
+    )  # fmt: skip
+    parser.add_argument(
         "--report-only", action="store_true", help="make the report from the records that there are"
     )
     parser.add_argument(
@@ -56,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--readme", metavar="FILE", help="Markdown with a place for the table in small"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of all chance; default %(default)s")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the order of queries, and of random codes; default %(default)s",
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -75,7 +85,7 @@ def run(parsed: argparse.Namespace) -> None:
             with showing_progress("reproduce") as progress:
                 plan = _plan(parsed, experiments, out, progress)
                 done = run_experiments(experiments, plan, records, progress)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, InterruptedWorkError):
             raise InterruptedWorkError(
                 f"interrupted; what was finished is in {records}: the same command goes on there"
             ) from None
@@ -93,15 +103,22 @@ def _plan(
     parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
 ) -> Plan:
     sources = _sources(parsed)
-    changes = _QUICK if parsed.quick else None
     home = out / "quick" if parsed.quick else out
     if not sources and parsed.quick:
-        sources = {"synthetic": quick_log(home / "synthetic.parquet")}
+        sources = [Source("synthetic", quick_log(home / "synthetic.parquet"))]
     if not sources and {experiment.name for experiment in experiments} - _WITHOUT_LOG:
         raise InputError("there is no log to run this on: give one with --log, or try --quick")
+    memory = free_bytes()
     logs = [
-        log_folder(name, source, home / name, changes=changes, progress=progress)
-        for name, source in sources.items()
+        log_folder(
+            source,
+            home / source.name,
+            may_train=not parsed.no_train,
+            memory_bytes=memory,
+            changes=_QUICK if parsed.quick else {},
+            progress=progress,
+        )
+        for source in sources
     ]
     workloads, variants = [], []
     for log in logs:
@@ -114,23 +131,24 @@ def _plan(
         tuple(workloads),
         tuple(variants),
         parsed.quick,
-        memory_bytes(),
+        memory,
         parsed.seed,
     )
 
 
-def _sources(parsed: argparse.Namespace) -> dict[str, Path | None]:
-    sources: dict[str, Path | None] = {}
-    given = [f"{name}={path}" for name in ("gowalla", "tmall") if (path := getattr(parsed, name))]
-    for text in (*given, *parsed.log):
+def _sources(parsed: argparse.Namespace) -> list[Source]:
+    papers: tuple[LogFormat, ...] = ("gowalla", "tmall")
+    sources = [Source(name, Path(path), name) for name in papers if (path := getattr(parsed, name))]
+    for text in parsed.log:
         name, _, path = text.partition("=")
         if not name.replace("-", "").isalnum():
             raise InputError(f"--log {text}: expected NAME or NAME=PATH, of letters and digits")
-        if name in sources:
+        if name in {source.name for source in sources}:
             raise InputError(f"--log {text}: {name} is given twice")
-        sources[name] = Path(path) if path else None
-        if path and not Path(path).exists():
-            raise InputError(f"{path}: no such file or folder")
+        sources.append(Source(name, Path(path) if path else None))
+    for source in sources:
+        if source.path is not None and not source.path.exists():
+            raise InputError(f"{source.path}: no such file or folder")
     return sources
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from recprune.baselines import every_baseline
-from recprune.checkpoint import MODEL, load_model
+from recprune.checkpoint import EPOCHS, MODEL, load_model
 from recprune.encoder import Encoder, TorchEncoder
 from recprune.evaluate import RankedUsers, user_values
 from recprune.experiments.experiment import LogFolder, Part, Plan, model_name
@@ -73,7 +73,7 @@ class Appendix:
         users = plan.sized(_USERS, 100)
         return Part(
             f"{log.name}-{_BASELINES}",
-            {"users": users},
+            {"users": users, "prepared": Prepared.load(log.prepared).checksum()[:16]},
             lambda progress: _measure_baselines(log, users, progress),
             minutes=0.5,
         )
@@ -106,6 +106,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     figures: Json = {
         "log": log.name, "model": model, "items": prepared.num_items, "users": len(chosen),
         "settings": settings.to_json(), "megabytes": size, "full_megabytes": size,
+        "epochs": _epochs(folder),
         "median_history": float(np.median([len(history) for history in histories])),
     }  # fmt: skip
     encoder = TorchEncoder(trained, settings.model.length)
@@ -135,6 +136,12 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     figures["same_top_10"] = float((ids == served_ids).all(1).mean())
     figures["largest_difference"] = float(np.abs(by_torch - by_onnx).max())
     return figures | _quality(ids, targets)
+
+
+def _epochs(folder: Path) -> int | None:
+    """Return how long a model was trained, where that is known."""
+    path = folder / EPOCHS
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else None
 
 
 def _measure_baselines(log: LogFolder, users: int, progress: Progress) -> Json:
@@ -195,13 +202,43 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
         )
         same = [figures["same_top_10"] for figures in models if "same_top_10" in figures]
         if same:
-            note += (
-                f" The exported encoder gives the same top 10 as the trained one for "
-                f"{min(same):.2%} of users or more."
+            note += " The exported encoder gives the same top 10 as the trained one for " + (
+                "all users." if min(same) == 1.0 else f"{min(same):.2%} of users or more."
             )
+    if baselines and models:
+        note += " " + _verdict(records)
+    trained = " ".join(
+        f"{model_name(figures['model'])}: {_training(figures)}." for figures in models
+    )
     header = ("model", "NDCG@10", "Recall@10", "φ ms, median / p95", "by torch",
               "checkpoint MB", "with a full table")  # fmt: skip
-    return [Text(f"**{log}**"), Table(header, (*rows, *baselines), note)]
+    blocks: list[Block] = [Text(f"**{log}**"), Table(header, (*rows, *baselines), note)]
+    return [*blocks, Text(f"Trained with: {trained}")] if trained else blocks
+
+
+def _verdict(records: Sequence[Record]) -> str:
+    """Say whether the models beat what needs no model."""
+    scores = {}
+    for record in records:
+        if record.figures["model"] == _BASELINES:
+            baselines = {name: entry["ndcg"] for name, entry in record.figures["baselines"].items()}
+        else:
+            scores[model_name(record.figures["model"])] = record.figures["ndcg"]
+    best = max(baselines, key=lambda name: float(baselines[name]))
+    better = [name for name, score in scores.items() if score > baselines[best]]
+    if not better:
+        return f"No model beats the best baseline here, {best} ({baselines[best]:.4f})."
+    return f"Better than the best baseline, {best} ({baselines[best]:.4f}): {', '.join(better)}."
+
+
+def _training(figures: Json) -> str:
+    model, training = figures["settings"]["model"], figures["settings"]["training"]
+    epochs = figures.get("epochs")
+    return (
+        f"{training['loss']} with {training['num_negatives']} negatives, d = {model['width']}, "
+        f"dropout {model['dropout']}, {training['windows']} windows"
+        + (f", {epochs} epochs" if epochs else "")
+    )
 
 
 def _interval(figures: Json) -> str:

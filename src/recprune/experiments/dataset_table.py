@@ -80,7 +80,11 @@ def measure_log(log: LogFolder, progress: Progress) -> Json:
     prepared = Prepared.load(log.prepared)
     if log.source is not None:
         progress(f"reading {log.source.name}")
-        statistics = asdict(log_statistics(read_interactions(log.source, progress=progress)))
+        statistics = asdict(
+            log_statistics(
+                read_interactions(log.source, log_format=log.log_format, progress=progress)
+            )
+        )
     else:
         progress(f"reading {log.prepared.name}")
         statistics = asdict(log_statistics(_whole_log(prepared)))

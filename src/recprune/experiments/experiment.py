@@ -10,6 +10,7 @@ from typing import Protocol
 from recprune.experiments.record import Record
 from recprune.experiments.report import Section
 from recprune.experiments.workload import Workload
+from recprune.formats import LogFormat
 from recprune.types import Json, Progress
 
 MODEL_NAMES = {
@@ -26,6 +27,7 @@ class LogFolder:
 
     name: str  # gitlog
     source: Path | None  # the log itself, where it is at hand
+    log_format: LogFormat  # of the source
     prepared: Path
     models: dict[str, Path]  # the paper's models, by the names above
     variants: dict[str, Path]  # models trained in some other way, to be compared with gsasrecjpq

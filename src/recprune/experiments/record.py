@@ -52,11 +52,13 @@ def load_record(path: Path) -> Record:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise StorageError(f"{path}: not a whole record: {error}") from None
+        raise StorageError(f"{path}: not a whole record, remove it: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise StorageError(f"{path}: not a record of format {_FORMAT}")
     if content.pop("sha256", None) != _checksum(content):
-        raise StorageError(f"{path}: was changed after it was measured; measure it again")
+        raise StorageError(
+            f"{path}: was changed after it was measured: remove it, and it is measured again"
+        )
     del content["format"]
     record = Record(**content)
     if record.file_name != path.name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,14 @@ from recprune.experiments.record import Record, load_record, records_of, save_re
 from recprune.experiments.registry import EXPERIMENTS
 from recprune.experiments.report import Section, Table, write_html, write_markdown
 from recprune.machine import machine
-from recprune.types import InputError, Progress
+from recprune.types import InputError, Progress, StorageError
 
 TITLE = "Results: the paper reproduced, and what came after"
+
+
+_LOAD = (
+    "Load: processes that wanted to run, on average, at the end of a part; one is the measurement."
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ def run_experiments(
     """Run every part that has no record yet; those recorded with the same settings are kept."""
     work = [(experiment, part) for experiment in experiments for part in experiment.parts(plan)]
     left = [entry for entry in work if not _is_recorded(records, *entry)]
+    measured_on = machine()  # the sources that were loaded: those on disk may change meanwhile
     begun = time.monotonic()
     minutes_done, minutes_left = 0.0, sum(part.minutes for _, part in left)
     for number, (experiment, part) in enumerate(left, 1):
@@ -49,10 +56,9 @@ def run_experiments(
             each = (time.monotonic() - begun) / minutes_done
             where += f", about {each * minutes_left / 60:.0f} min to go"
         figures = part.run(partial(_show, progress, where))
-        measured_on = machine()
-        save_record(
-            records, Record(experiment.name, part.name, part.settings, measured_on, figures)
-        )
+        # What else runs on a machine shows in every time.
+        here = measured_on | {"load": round(os.getloadavg()[0], 1)}
+        save_record(records, Record(experiment.name, part.name, part.settings, here, figures))
         minutes_done += part.minutes
         minutes_left -= part.minutes
     return Outcome(len(left), len(work) - len(left))
@@ -62,9 +68,13 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
     """Make the report, as Markdown with pictures and as one HTML file, from the records alone."""
     if not records:
         raise InputError("there are no records to report")
+    known = {experiment.name for experiment in EXPERIMENTS}
+    for record in records:
+        if record.experiment not in known:
+            raise StorageError(f"{record.file_name}: a record of an experiment that is not known")
     ordered = in_paper_order(records)
     sections = [
-        experiment.section(own)
+        _section(experiment, own)
         for experiment in EXPERIMENTS
         if (own := records_of(ordered, experiment.name))
     ]
@@ -73,21 +83,40 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
     write_html(TITLE, sections, html)
 
 
+def _section(experiment: Experiment, records: Sequence[Record]) -> Section:
+    try:
+        return experiment.section(records)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StorageError(
+            f"the records of {experiment.name} are not as this version writes them "
+            f"({type(error).__name__}: {error}): remove them, and they are measured again"
+        ) from None
+
+
 def _machines(records: Sequence[Record]) -> Section:
     """Say what was measured where, and with which versions."""
     found: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    loads: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for record in records:
-        named = tuple((name, f"{value}") for name, value in record.machine.items() if value)
+        named = tuple(
+            (name, f"{value}") for name, value in record.machine.items() if value and name != "load"
+        )
         found.setdefault(named, set()).add(record.experiment)
+        loads.setdefault(named, []).append(record.machine.get("load", 0.0))
     order = [experiment.name for experiment in EXPERIMENTS]
     rows = [
         (
             ", ".join(sorted(experiments, key=order.index)),
             ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named),
+            f"{min(loads[named]):.1f} to {max(loads[named]):.1f}" if any(loads[named]) else "",
         )
         for named, experiments in found.items()
     ]
-    return Section("What was measured where", "machines", (Table(("what", "where"), tuple(rows)),))
+    return Section(
+        "What was measured where",
+        "machines",
+        (Table(("what", "where", "load"), tuple(rows), _LOAD),),
+    )
 
 
 def _show(progress: Progress, where: str, step: str) -> None:

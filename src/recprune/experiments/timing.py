@@ -14,7 +14,15 @@ from recprune.index import Index
 from recprune.methods import Method
 from recprune.peers.peer import Peer
 from recprune.results import RECORD
-from recprune.types import Float32Array, Float64Array, Int64Array, Json, Progress, no_progress
+from recprune.types import (
+    Float32Array,
+    Float64Array,
+    Int64Array,
+    Json,
+    Progress,
+    needs_extra,
+    no_progress,
+)
 
 # A sequence embedding [d] and k → the ids [k], and what the search says about itself, if it does.
 Search: TypeAlias = Callable[[Float32Array, int], tuple[Int64Array, NDArray[Any] | None]]
@@ -25,6 +33,7 @@ class Timed:
     """What the searches of one method took and found, query by query."""
 
     microseconds: Float64Array
+    numbers: Int64Array  # of the queries that it met
     ids: Int64Array  # [queries, k]
     records: NDArray[Any] | None  # of the native core, one for each query
 
@@ -72,34 +81,39 @@ def interleaved(
     """Time every search on every query, in blocks, in an order that changes with every block.
 
     A block is long enough that each method finds the caches as a service that runs only this
-    method would. `limits` are how many queries the slow ones get; they meet them in equal shares of
-    all blocks.
+    method would, and begins with one that is not timed. `limits` are how many queries the slow ones
+    get; they meet them in equal shares of all blocks. All stay on one thread.
     """
+    with needs_extra("data"):
+        from threadpoolctl import threadpool_limits
     rng = np.random.default_rng(seed)
     names = list(searches)
+    numbers: dict[str, list[int]] = {name: [] for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     ids: dict[str, list[Int64Array]] = {name: [] for name in names}
     raw: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    for name in names:
-        searches[name](queries[0], k)  # what is built on first use
     blocks = range(0, len(queries), block)
-    for number, start in enumerate(blocks):
-        progress(f"{number + 1} of {len(blocks)} blocks of queries")
-        for name in rng.permutation(names).tolist():
-            search = searches[name]
-            share = block
-            if limits and name in limits:
-                share = min(block, -(-limits[name] // len(blocks)))
-            for query in queries[start : start + share]:
-                begun = time.perf_counter()
-                found, record = search(query, k)
-                seconds[name].append(time.perf_counter() - begun)
-                ids[name].append(found)
-                if record is not None:
-                    raw[name].append(record)
+    with threadpool_limits(1):
+        for block_number, start in enumerate(blocks):
+            progress(f"{block_number + 1} of {len(blocks)} blocks of queries")
+            for name in rng.permutation(names).tolist():
+                search = searches[name]
+                share = block
+                if limits and name in limits:
+                    share = min(block, -(-limits[name] // len(blocks)))
+                search(queries[start - 1], k)  # caches, and what is built on first use
+                for number in range(start, min(start + share, len(queries))):
+                    begun = time.perf_counter()
+                    found, record = search(queries[number], k)
+                    seconds[name].append(time.perf_counter() - begun)
+                    numbers[name].append(number)
+                    ids[name].append(found)
+                    if record is not None:
+                        raw[name].append(record)
     return {
         name: Timed(
             1e6 * np.array(seconds[name]),
+            np.array(numbers[name]),
             np.array(ids[name]),
             np.concatenate(raw[name]).view(RECORD)[:, 0] if raw[name] else None,
         )
