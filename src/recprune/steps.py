@@ -18,7 +18,8 @@ with needs_extra("train"):
     import torch
     from torch import Tensor
 
-Step = Callable[[Batch, int, int], Tensor]  # a batch, its epoch and its number → its loss
+# A batch, its epoch and its number → its loss, which the next step may write over.
+Step = Callable[[Batch, int, int], Tensor]
 
 # A batch is padded to a multiple of these on a GPU, so that few different shapes come along.
 _ROWS, _PREDICTIONS = 8, 1024

@@ -94,6 +94,8 @@ def train(
     torch.manual_seed(settings.training.seed)
     model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(chosen)
     on_gpu = chosen.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(chosen)  # chance and streams are those of the current one
     optimiser = torch.optim.Adam(
         model.parameters(), settings.training.learning_rate, fused=on_gpu, capturable=on_gpu
     )
