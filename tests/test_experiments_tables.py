@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,15 @@ from recprune.codebook import assign_random
 from recprune.experiments.dataset_table import DatasetTable
 from recprune.experiments.experiment import Experiment, LogFolder, Plan
 from recprune.experiments.peer_table import PeerTable, measure, recall
-from recprune.experiments.prunable import Prunable, relative_slack
+from recprune.experiments.prunable import Prunable, differing, relative_slack
 from recprune.experiments.record import Record, load_records, save_record
 from recprune.experiments.report import Picture, Section, Table, Text, write_html, write_markdown
 from recprune.experiments.workload import Workload
 from recprune.holdout import temporal_holdout
 from recprune.interactions import read_interactions
+from recprune.peers.faiss_hnsw import FaissHNSW
 from recprune.peers.registry import FAMILIES
+from recprune.peers.usearch_peer import Usearch
 from recprune.prepared import prepare
 from recprune.types import InputError, Json, no_progress
 
@@ -80,7 +83,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> LogFolder:
     holdout = temporal_holdout(read_interactions(source), validation_users=1)
     codebook = assign_random(holdout.log.num_items, num_splits=2, num_sub_items=4)
     prepare(holdout, codebook, {"holdout": "temporal"}).save(folder / "prepared")
-    return LogFolder("tiny", source, folder / "prepared", {}, {})
+    return LogFolder("tiny", source, "auto", folder / "prepared", {}, {})
 
 
 def test_a_log_is_described_by_its_file(log: LogFolder, tmp_path: Path) -> None:
@@ -184,8 +187,11 @@ def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -
     for method in ("`recjpqprune` scores", "`cells` looks at"):
         assert f"For 1 of 1 variants {method} fewer items" in text_of(section)
     assert "1 of them without a measurable loss" in text_of(section)
-    assert "The best of those is agreement, weight 0.003" in text_of(section)
-    assert [row["model"] for row in table_of(section)] == ["base", "agreement, weight 0.003"]
+    assert "The best of those is agreement 0.003" in text_of(section)
+    assert "These are 2 comparisons at 95 % each" in text_of(section)
+    assert "All other settings are those of the base." in text_of(section)
+    for at in range(3):
+        assert [row["model"] for row in table_of(section, at)] == ["base", "agreement 0.003"]
     check_written(section, tmp_path)
 
 
@@ -201,6 +207,20 @@ def test_a_negative_result_is_told_as_one(tmp_path: Path) -> None:
     assert "For 1 of 1 variants `recjpqprune` scores fewer items" in words
     assert "none of them without a measurable loss of NDCG@10" in words
     assert "best of those" not in words
+
+
+def test_what_else_differs_from_the_base_is_told(tmp_path: Path) -> None:
+    base = replace(VAGUE, settings={"model": {"width": 32}, "training": {"max_epochs": 9}})
+    training = {"pruning_loss": "agreement", "pruning_weight": 0.003, "max_epochs": 9, "seed": 7}
+    variant = replace(SHARP, settings={"model": {"width": 64}, "training": training})
+    assert differing(base, variant) == {"model.width": [32, 64], "training.seed": [None, 7]}
+    (record,) = records_of(Prunable(), plan_of([base], [variant]), tmp_path)
+    words = text_of(Prunable().section([record]))
+    assert "cannot be put down to it alone" in words
+    assert (
+        "agreement 0.003: `model.width` 64 in place of 32, `training.seed` 7 in place of" in words
+    )
+    assert "All other settings are those of the base." not in words
 
 
 def test_variants_are_compared_with_the_one_trained_as_long() -> None:
@@ -290,13 +310,31 @@ def test_the_section_of_peers_says_what_the_figures_say(
     assert (rows[0]["recall@10"], rows[0]["NDCG@10 lost"]) == ("1.0000", "+0.00%")
     assert len(rows) == len(peer_records[0].figures["peers"])
     assert len([block for block in section.blocks if isinstance(block, Picture)]) == 2
+    built = [block for block in section.blocks if isinstance(block, Table)][1]
+    for entry in peer_records[0].figures["peers"]:
+        assert entry["family"] in {row[0] for row in built.rows}
+        assert (entry["settings"] == "") == (entry["family"] == "recprune")
+        assert entry["settings"] in built.note
     check_written(section, tmp_path)
+
+
+def test_usearch_is_built_as_its_authors_have_it() -> None:
+    index = pytest.importorskip("usearch.index").Index(ndim=4)
+    assert (Usearch().links, Usearch().build_breadth) == (index.connectivity, index.expansion_add)
+
+
+def test_new_build_settings_make_a_new_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = PeerTable().parts(plan_of([VAGUE]))
+    monkeypatch.setitem(FAMILIES, "faiss_hnsw", FaissHNSW(links=8))
+    (after,) = PeerTable().parts(plan_of([VAGUE]))
+    assert before.settings != after.settings
 
 
 def entry_of(name: str, milliseconds: float, found: float, exact: bool = False) -> Json:
     return {
         "name": name, "family": "recprune" if name == "auto" else name.split(",")[0],
         "exact": exact, "bytes": 10**6, "build_seconds": 1.0, "users": 50, "recall": found,
+        "settings": "" if name == "auto" else f"{name} as usual",
         "ndcg": 0.1 * found, "exact_ndcg": 0.1, "p50_us": 1000 * milliseconds,
         "p95_us": 2000 * milliseconds,
     }  # fmt: skip
@@ -325,9 +363,39 @@ def test_sentences_on_peers_follow_the_figures() -> None:
     assert "among them is 0.720." in words
     assert "recall@10 of 0.9 or more, the fastest approximate one is graph, 64: 2.000 ms" in words
     assert "No approximate one reaches a recall@10 of 0.99." in words
+    assert "disagrees" not in words
     assert [row["NDCG@10 lost"] for row in table_of(section)][2:4] == ["+28.00%", "+9.00%"]
     table = next(block for block in section.blocks if isinstance(block, Table))
     assert "Left out: scann: scann is not installed: pip install scann." in table.note
+
+
+def test_an_exact_peer_that_is_not_is_told_apart() -> None:
+    words = text_of(
+        peers_section(entry_of("flat", 50.0, 0.998, True), entry_of("broken", 60.0, 0.8, True))
+    )
+    assert "**broken disagrees**: it finds 80.00% of our top 10" in words
+    assert "The other exact peers find 99.80% of our top 10 or more" in words
+
+
+def test_recall_is_spread_where_it_crowds() -> None:
+    """Ours at 1 stands right of everything, and the same step of what is missing is as wide."""
+    found = (0.9, 0.99, 0.999)
+    section = peers_section(*(entry_of(f"graph, {recall}", 5.0, recall) for recall in found))
+    picture = next(block for block in section.blocks if isinstance(block, Picture))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    assert {"0.9", "0.99", "1", "auto"} <= set(words)
+    (graph,) = re.findall(r'<path d="(M[^"]+)"[^>]*stroke-width: 0.9', picture.svg)
+    first, second, third = (float(x) for x in re.findall(r"[ML] (\S+) ", graph))
+    assert second - first == pytest.approx(third - second, rel=1e-3)
+    auto, _ = re.findall(r'<use [^>]*x="(\S+)"[^>]*style="fill: #0072b2', picture.svg)
+    assert float(auto) > third, "the other one is in the legend"
+
+
+def test_where_exact_answers_have_no_ndcg_nothing_is_said_of_it() -> None:
+    none = [entry_of(name, 1.0, 1.0) | {"exact_ndcg": 0.0} for name in ("graph, 1", "graph, 2")]
+    section = peers_section(*none)
+    assert [row["NDCG@10 lost"] for row in table_of(section)] == ["+0.00%", "–", "–"]
+    assert len([block for block in section.blocks if isinstance(block, Picture)]) == 1
 
 
 def test_without_peers_there_is_still_a_table() -> None:

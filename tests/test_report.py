@@ -16,6 +16,7 @@ import pytest
 
 from recprune import InputError, StorageError
 from recprune.experiments import charts
+from recprune.experiments.chart_style import looks_of
 from recprune.experiments.charts import Panel
 from recprune.experiments.report import (
     Block,
@@ -427,6 +428,63 @@ def test_ticks_are_plain_numbers() -> None:
     assert {"−0.2", "0", "0.2"} <= set(words)
 
 
+def test_ticks_are_never_the_digits_of_a_clock() -> None:
+    xs = [0.02273149948, 0.3172817, 4.02811]
+    words = words_of(charts.lines({"a": (xs, [1, 2, 3])}, x_label="x", y_label="y", log_x=True))
+    assert {"0.1", "1"} <= set(words)
+    assert all(len(word) <= 5 for word in words)
+
+
+def test_no_two_names_share_colour_and_marker() -> None:
+    looks = looks_of([f"{at}" for at in range(64)]).values()
+    assert len({(look["color"], look["marker"]) for look in looks}) == 64
+    first, *_, again = list(looks)[:9]
+    assert first["color"] == again["color"] == first["markerfacecolor"]
+    assert again["markerfacecolor"] == "none"
+
+
+def test_lines_from_elsewhere_are_apart() -> None:
+    here, there = ([1, 2], [1, 2]), [([4, 8], [3, 4]), ([16], [9])]
+    svg = charts.lines({"a": here}, elsewhere={"a": there}, x_label="x", y_label="y", log_x=True)
+    assert [len(line) for line in paths_of(svg, "stroke-width: 1.8")] == [2]
+    dotted = paths_of(svg, "stroke-width: 1.4")
+    assert [len(line) for line in dotted] == [2, 1]
+    hollow = re.findall(r'<use [^>]*style="fill-opacity: 0; stroke: #0072b2"', svg)
+    assert len(hollow) == 3, "one for each point from elsewhere"
+    words = words_of(svg)
+    assert {"1", "2", "4", "8", "16"} <= set(words)
+    assert 'id="legend_1"' in svg, "names at the ends would be between the lines"
+
+
+def test_points_can_be_joined_in_the_order_given() -> None:
+    svg = charts.lines({"a": ([1, 3, 2], [1, 2, 3])}, x_label="x", y_label="y", in_order=True)
+    ((first, second, third),) = paths_of(svg, "stroke-width: 1.8")
+    assert first[0] < third[0] < second[0]
+
+
+def test_labels_of_points_do_not_cover_each_other() -> None:
+    """Eight points in one place, nearly: every label has a height, or a side, of its own."""
+    names = [f"label {at}" for at in range(8)]
+    ys = [1 + 0.01 * at for at in range(8)]
+    svg = charts.scatter(
+        {"a": ([1.0] * 8, ys), "b": ([0, 2], [0, 2])}, x_label="x", y_label="y",
+        labels={"a": names}, apart=["a"],
+    )  # fmt: skip
+    found = re.findall(r'<text [^>]* x="(\S+)" y="(\S+)"[^>]*>label \d<', svg)
+    places = [(float(x), float(y)) for x, y in found]
+    assert len(places) == 8
+    for at, (x, y) in enumerate(places):
+        for other_x, other_y in places[:at]:
+            assert abs(x - other_x) > 30 or abs(y - other_y) > 6.9
+
+
+def test_words_can_stand_in_place_of_ticks() -> None:
+    svg = charts.scatter(
+        {"a": ([0, 1], [0, 1])}, x_label="x", y_label="y", x_ticks={0.0: "none", 1.0: "all"}
+    )
+    assert {"none", "all"} <= set(words_of(svg))
+
+
 def test_a_series_looks_the_same_in_both_panels() -> None:
     for stacked in (False, True):
         lines = paths_of(draw_panels(stacked), "stroke-width: 1.8")
@@ -530,6 +588,10 @@ def map_of(scores: list[list[float]], marks: dict[str, list[tuple[int, int]]]) -
             "labels of 'a': 0 for 1 points",
         ),
         (lambda: charts.scatter({"a": ([], [])}, x_label="x", y_label="y"), "series 'a'"),
+        (
+            lambda: charts.scatter({"a": ([1], [1])}, x_label="x", y_label="y", apart=["b"]),
+            "apart: there is no series 'b'",
+        ),
         (lambda: map_of([[2, 1], [1, 2]], {}), "split 1: not sorted"),
         (lambda: map_of([[2, NAN]], {}), "split 0' holds nan"),
         (lambda: map_of([], {}), "scores: shape (0,)"),

@@ -93,12 +93,16 @@ def new_figure(height: float) -> tuple[Figure, Axes]:
 
 
 def looks_of(names: Iterable[str], joined: bool = True) -> dict[str, dict[str, Any]]:
-    """Give each name a colour, a marker and a dash; no two names share all three."""
+    """Give each name a colour and a marker: no two names share both.
+
+    Where colours come again, markers are hollow and lines dashed besides.
+    """
     count = len(COLOURS)
     return {
         name: {
             "color": COLOURS[at % count],
-            "marker": _MARKERS[(at + at // count) % len(_MARKERS)],
+            "marker": _MARKERS[(at + 3 * (at // count)) % len(_MARKERS)],
+            "markerfacecolor": COLOURS[at] if at < count else "none",
             "linestyle": "" if not joined else "-" if at < count else "--",
         }
         for at, name in enumerate(dict.fromkeys(names))
@@ -132,8 +136,13 @@ def set_scales(axes: Axes, log_x: bool, log_y: bool, x_ticks: Locator | None = N
 
 
 def own_ticks(numbers: Float64Array, room: float) -> Locator | None:
-    """Return ticks at some of the numbers, if they fit a logarithmic axis of `room` points."""
+    """Return ticks at some of the numbers, if they fit a logarithmic axis of `room` points.
+
+    And if they are numbers that people choose: whole, or of three digits; not those of a clock.
+    """
     own = np.unique(numbers)
+    if any(number != round(number) and number != float(f"{number:.2e}") for number in own):
+        return None
     places = np.log10(own)
     widest = _LETTER * max(len(tick(number)) for number in own) + 6
     for step in (1, 2, 4):

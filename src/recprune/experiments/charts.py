@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.experiments.chart_labels import label_places, mark_point, name_ends, name_points
 from recprune.experiments.chart_style import (
     COLOURS,
-    INK,
     MAP_MARKS,
-    MUTED,
     STYLE,
     WIDTH,
     Points,
@@ -35,12 +34,9 @@ from recprune.types import Float64Array, InputError, needs_extra
 
 with needs_extra("demo"):
     import matplotlib as mpl
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-_LABEL_GAP = 12.5  # points from one label at the end of a line to the next
-_LONGEST_LABEL = 24  # letters
 _CROWD = 60  # points that are drawn small and see-through, so that the dense places show
 
 
@@ -54,6 +50,9 @@ class Panel:
     bands: Mapping[str, tuple[Values, Values]] | None = None  # low and high, of a series
     title: str = ""
     mark: Mapping[str, tuple[float, float]] | None = None
+    # More lines of a series that may not be joined to it, as they come from another machine.
+    elsewhere: Mapping[str, Sequence[Points]] | None = None
+    in_order: bool = False  # join points as they are given, and not only where x rises
 
 
 def lines(
@@ -66,9 +65,14 @@ def lines(
     bands: Mapping[str, tuple[Values, Values]] | None = None,
     title: str = "",
     mark: Mapping[str, tuple[float, float]] | None = None,
+    elsewhere: Mapping[str, Sequence[Points]] | None = None,
+    in_order: bool = False,
 ) -> str:
-    """Draw lines, each named at its end where there is room, else in a legend."""
-    panel = Panel(series, y_label, log_y, bands, title, mark)
+    """Draw lines, each named at its end where there is room, else in a legend.
+
+    Lines of `elsewhere` have the colours of their series, hollow markers and dots.
+    """
+    panel = Panel(series, y_label, log_y, bands, title, mark, elsewhere, in_order)
     return _draw_panels((panel,), x_label, log_x, columns=1)
 
 
@@ -92,18 +96,27 @@ def scatter(
     highlight: str | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
     joined: bool = True,
+    apart: Collection[str] = (),
+    x_ticks: Mapping[float, str] | None = None,
     title: str = "",
 ) -> str:
-    """Draw groups of points, each joined by a thin line in the order of x.
+    """Draw groups of points, each but those of `apart` joined by a thin line in the order of x.
 
-    `labels` name the points of a group one by one, `highlight` is the group to draw heavier.
+    `labels` name the points of a group one by one, `highlight` is the group to draw heavier,
+    `x_ticks` are the words at places of the x axis, where these are not plain numbers.
     """
     points = {name: checked_points(name, xy, log_x, log_y) for name, xy in named(groups).items()}
     refuse_strangers("highlight", [] if highlight is None else [highlight], points)
+    refuse_strangers("apart", apart, points)
     refuse_strangers("labels", labels or {}, points)
+    for name, own in (labels or {}).items():
+        if len(own) != len(points[name][0]):
+            raise InputError(f"labels of {name!r}: {len(own)} for {len(points[name][0])} points")
     with mpl.rc_context(STYLE):
         figure, axes = new_figure(4.4)
         looks = looks_of(points, joined)
+        for name in apart:
+            looks[name]["linestyle"] = ""
         for name, look in looks.items():
             xs, ys = points[name]
             order = np.argsort(xs, kind="stable")
@@ -115,10 +128,18 @@ def scatter(
             if name == highlight:
                 drawn.set(linewidth=2.4, markersize=4 if crowd else 9, zorder=3)
         set_scales(axes, log_x, log_y)
-        for name, own in (labels or {}).items():
-            _name_points(axes, name, *points[name], own)
+        if x_ticks is not None:
+            axes.set_xticks(list(x_ticks), list(x_ticks.values()))
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         add_legend(figure, looks, bold=highlight)
+        texts = [
+            (label, (float(x), float(y)))
+            for name, own in (labels or {}).items()
+            for label, x, y in zip(own, *points[name], strict=True)
+        ]
+        if texts:
+            figure.draw_without_rendering()  # the sizes of the axes are known from here on
+            name_points(axes, texts, np.concatenate([np.stack(xy, 1) for xy in points.values()]))
         return svg_of(figure)
 
 
@@ -217,16 +238,27 @@ def bars(
 
 def _draw_panels(panels: Sequence[Panel], x_label: str, log_x: bool, *, columns: int) -> str:
     checked = [_checked(panel, log_x) for panel in panels]
-    looks = looks_of([name for panel in panels for name in panel.series])
+    others = [_checked_elsewhere(panel, log_x) for panel in panels]
+    every = [
+        *(name for series in checked for name in series),
+        *(name for other in others for name, *_ in other),
+    ]
+    looks = looks_of(every)
     rows = len(panels) // columns
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 1.2 + 2.7 * rows), layout="constrained")
         grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        every_x = np.concatenate([xs for series in checked for xs, _ in series.values()])
+        every_x = np.concatenate(
+            [xs for series in checked for xs, _ in series.values()]
+            + [xs for other in others for _, xs, _ in other]
+        )
         x_ticks = own_ticks(every_x, room=5 * 72 / columns) if log_x else None
-        for axes, panel, series in zip(grid.flat, panels, checked, strict=True):
+        for axes, panel, series, other in zip(grid.flat, panels, checked, others, strict=True):
             for name, (xs, ys) in series.items():
                 axes.plot(xs, ys, **looks[name], linewidth=1.8, markersize=5.5)
+            for name, xs, ys in other:
+                look = looks[name] | {"linestyle": ":", "markerfacecolor": "none"}
+                axes.plot(xs, ys, **look, linewidth=1.4, markersize=5.5)
             for name, (low, high) in (panel.bands or {}).items():
                 colour = looks[name]["color"]
                 axes.fill_between(
@@ -238,17 +270,18 @@ def _draw_panels(panels: Sequence[Panel], x_label: str, log_x: bool, *, columns:
             if not panel.log_y and 0 <= every_y.min() < every_y.max() / 2:
                 axes.set_ylim(bottom=0)  # zero is near: lines then compare by their height
             for name, (x, y) in (panel.mark or {}).items():
-                _mark(axes, name, x, y)
+                mark_point(axes, name, x, y)
             axes.set(ylabel=panel.y_label, title=panel.title)
         for axes in grid[-1]:
             axes.set_xlabel(x_label)
         figure.draw_without_rendering()  # the sizes of the axes are known from here on
         ends = [
-            _label_places(axes, series) for axes, series in zip(grid.flat, checked, strict=True)
+            None if other else label_places(axes, series)
+            for axes, series, other in zip(grid.flat, checked, others, strict=True)
         ]
         if columns == 1 and all(places is not None for places in ends):
             for axes, places in zip(grid.flat, ends, strict=True):
-                _name_ends(axes, places or {}, looks)
+                name_ends(axes, places or {}, looks)
         else:
             add_legend(figure, looks)
         return svg_of(figure)
@@ -260,7 +293,7 @@ def _checked(panel: Panel, log_x: bool) -> dict[str, tuple[Float64Array, Float64
         for name, points in named(panel.series).items()
     }
     for name, (xs, _) in series.items():
-        if (np.diff(xs) <= 0).any():
+        if not panel.in_order and (np.diff(xs) <= 0).any():
             raise InputError(f"series {name!r}: its x do not rise from point to point")
     refuse_strangers("bands", panel.bands or {}, series)
     for name, band in (panel.bands or {}).items():
@@ -272,69 +305,9 @@ def _checked(panel: Panel, log_x: bool) -> dict[str, tuple[Float64Array, Float64
     return series
 
 
-def _label_places(
-    axes: Axes, series: Mapping[str, tuple[Float64Array, Float64Array]]
-) -> dict[str, float] | None:
-    """Return how high, in points, each line's name may stand beside its end, or None: no room."""
-    last = [(float(xs[-1]), float(ys[-1])) for xs, ys in series.values()]
-    if len({x for x, _ in last}) > 1 or max(map(len, series)) > _LONGEST_LABEL:
-        return None
-    points = 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
-    ends = points * (axes.transData.transform(last)[:, 1] - axes.bbox.y0)
-    order = np.argsort(ends, kind="stable")
-    steps = _LABEL_GAP * np.arange(len(ends))
-    # The nearest heights (least squares) that keep the gap: isotonic regression, by its formula.
-    loose = ends[order] - steps
-    count = len(loose)
-    apart = steps + [
-        max(min(loose[low : high + 1].mean() for high in range(at, count)) for low in range(at + 1))
-        for at in range(count)
+def _checked_elsewhere(panel: Panel, log_x: bool) -> list[tuple[str, Float64Array, Float64Array]]:
+    return [
+        (name, *checked_points(name, points, log_x, panel.log_y))
+        for name, found in (panel.elsewhere or {}).items()
+        for points in found
     ]
-    if np.abs(apart - ends[order]).max() > 1.6 * _LABEL_GAP:
-        return None
-    names = list(series)
-    return {names[at]: float(place) for at, place in zip(order, apart, strict=True)}
-
-
-def _name_ends(axes: Axes, places: Mapping[str, float], looks: Mapping[str, Any]) -> None:
-    """Write the names of the lines, each behind its marker, right of the axes."""
-    for name, place in places.items():
-        height = place * axes.get_figure(root=True).dpi / 72 / axes.bbox.height  # type: ignore[union-attr]
-        axes.plot(
-            [1.025], [height], **looks[name], markersize=5.5, clip_on=False,
-            transform=axes.transAxes,
-        )  # fmt: skip
-        axes.annotate(
-            name, (1.025, height), (7, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center_baseline", annotation_clip=False,
-        )  # fmt: skip
-
-
-def _name_points(
-    axes: Axes, group: str, xs: Float64Array, ys: Float64Array, labels: Sequence[str]
-) -> None:
-    if len(labels) != len(xs):
-        raise InputError(f"labels of {group!r}: {len(labels)} for {len(xs)} points")
-    for label, x, y in zip(labels, xs, ys, strict=True):
-        left = _is_right(axes, x, y)
-        axes.annotate(
-            label, (x, y), (-5 if left else 5, 4), textcoords="offset points",
-            ha="right" if left else "left", fontsize=7.5, color=MUTED,
-        )  # fmt: skip
-
-
-def _mark(axes: Axes, name: str, x: float, y: float) -> None:
-    """Put a ring and a name at a point, towards the side with more room."""
-    axes.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
-    left = _is_right(axes, x, y)
-    axes.annotate(
-        name, (x, y), (-8 if left else 8, 8), textcoords="offset points",
-        ha="right" if left else "left",
-    )  # fmt: skip
-
-
-def _is_right(axes: Axes, x: float, y: float) -> bool:
-    """Whether a point is so far right that words beside it had better stand on its left."""
-    axes.autoscale_view()  # limits are otherwise not known before something is drawn
-    across, _ = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-    return bool(across > 0.6)

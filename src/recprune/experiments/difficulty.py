@@ -33,10 +33,10 @@ _POINTS = 300  # users in a scatter, at most
 _USERS_SHOWN = {"fast": 0.01, "average": 0.5, "slow": 0.99}  # by their share of cheaper users
 _METHOD = RecJPQPrune()
 _COSTS = {
-    "scored": "items scored by `recjpqprune`",
-    "touched": "items looked at by `cells`",
-    "recjpqprune_us": "time of `recjpqprune`",
-    "auto_us": "time of `auto`",
+    "scored": "scored, `recjpqprune`",
+    "touched": "looked at, `cells`",
+    "recjpqprune_us": "time, `recjpqprune`",
+    "auto_us": "time, `auto`",
 }
 _WEAK = 0.5  # a correlation below this explains little
 
@@ -75,8 +75,11 @@ class Difficulty:
             Text(
                 "K = 10. Users in the order of the items that `recjpqprune` scores for them, 8 "
                 f"sub-item ids a step, and by the share of users that come before ({shares}). "
-                "Times are of one thread, S included. Correlations are Spearman's ρ over users; "
-                "an item's score has the standard deviation that independent splits would give it."
+                "Times are of one thread, S included. Correlations are Spearman's ρ over users. "
+                "The statistics of S: "
+                + "; ".join(f"**{entry.name}**, {entry.words}" for entry in STATISTICS.values())
+                + ". An item's score has the standard deviation that independent splits would give "
+                "it. What needs θ, the score of the 10th best item, foresees nothing."
             )
         ]
         logs: dict[str, list[Record]] = {}
@@ -171,10 +174,11 @@ def measure(
 def taken_sub_items(scores: Float32Array, steps: int) -> list[int]:
     """Return how many sub-items of each split Algorithm 1 takes in so many steps."""
     num_splits, num_sub_items = scores.shape
-    queue = -np.sort(-scores, axis=1)
+    # After its last sub-item a split has nothing to offer, and is never chosen again.
+    queue = np.pad(-np.sort(-scores, axis=1), ((0, 0), (0, 1)), constant_values=-np.inf)
     taken = np.zeros(num_splits, np.int64)
     for _ in range(steps):
-        split = int(np.argmax(queue[np.arange(num_splits), np.minimum(taken, num_sub_items - 1)]))
+        split = int(np.argmax(queue[np.arange(num_splits), taken]))
         taken[split] = min(taken[split] + _METHOD.sub_items_per_step, num_sub_items)
     return [int(count) for count in taken]
 
@@ -234,7 +238,8 @@ def _in_words(best: str, figures: Sequence[Json]) -> str:
 
     values = [float(entry["correlations"][best]["scored"]) for entry in figures]
     sentence = (
-        f"Of what S alone can tell, the cost goes best with: **{STATISTICS[best].words}**. Its ρ "
+        f"Of what S alone can tell, the cost goes best with **{STATISTICS[best].name}**, that is "
+        f"{STATISTICS[best].words}. Its ρ "
         f"is {found('scored')} with the items that `recjpqprune` scores, and {found('auto_us')} "
         "with the time of `auto`."
     )
@@ -283,8 +288,8 @@ def _users_table(figures: Sequence[Json]) -> Table:
         for entry in figures
         for name, user in entry["shown"].items()
     ]  # fmt: skip
-    header = ("model", "user", "scored by `recjpqprune`", "steps", "its ms",
-              "looked at by `cells`", "`auto` ms")  # fmt: skip
+    header = ("model", "user", "scored, `recjpqprune`", "steps", "its ms", "looked at, `cells`",
+              "`auto` ms")  # fmt: skip
     return Table(header, tuple(rows), f"Times are the least of {_PASSES}.")
 
 
@@ -312,7 +317,7 @@ def _correlations(figures: Json) -> Table:
     costs = [name for name in _COSTS if name in figures["range"]]
     rows = [
         (
-            statistic.words,
+            statistic.name,
             "S and θ" if statistic.needs_threshold else "S",
             *(_rho(figures["correlations"][name][cost]) for cost in costs),
         )

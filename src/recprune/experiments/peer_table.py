@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from recprune.experiments.charts import scatter
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Part, Plan
+from recprune.experiments.peer_section import OWN_FAMILY, peer_blocks
 from recprune.experiments.record import Record
-from recprune.experiments.report import Block, Picture, Section, Table, Text
+from recprune.experiments.report import Block, Section, Text
 from recprune.experiments.timing import Search, index_search, interleaved, peer_search
 from recprune.experiments.workload import Workload
 from recprune.index import Index
@@ -21,12 +21,9 @@ from recprune.peers.peer import CodesAndVectors
 from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
 
 _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
-_OWN_FAMILY = "recprune"
-_AUTO, _OTHERS = "recprune auto", "recprune, others"
 _BUDGET_SHARE = 0.7  # of the machine's memory, for all that is alive at once
 _SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again
 _FEWEST = 5  # queries, however slow a search is
-_RECALLS = (0.9, 0.99)
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class _Contender:
     bytes_used: int
     build_seconds: float
     search: Search
+    settings: str  # that it was built with; empty: there are none
 
 
 class PeerTable:
@@ -57,9 +55,14 @@ class PeerTable:
 
     def _part(self, plan: Plan, workload: Workload) -> Part:
         queries, users = plan.sized(500, 20), plan.sized(512, 50)
+        shape = CodesAndVectors(workload.codes, workload.sub_item_embeddings).shape
         settings = {
             "workload": workload.checksum(), "queries": queries, "users": users, "k": 10,
-            "seed": plan.seed, "families": registry.available_families(),
+            "seed": plan.seed,
+            "families": {
+                key: registry.FAMILIES[key].settings(shape)
+                for key in registry.available_families()
+            },
         }  # fmt: skip
         budget = int(_BUDGET_SHARE * plan.memory_bytes)
         return Part(
@@ -81,7 +84,7 @@ class PeerTable:
             )
         ]
         for record in records:
-            blocks += _blocks(record)
+            blocks += peer_blocks(record)
         return Section(self.title, self.name, tuple(blocks))
 
 
@@ -97,7 +100,7 @@ def measure(
     size = int(index.describe()["bytes"])
     contenders = {
         method: _Contender(
-            method, _OWN_FAMILY, True, size, build_seconds, index_search(index, method)
+            method, OWN_FAMILY, True, size, build_seconds, index_search(index, method), ""
         )
         for method in _OWN
     }
@@ -125,6 +128,7 @@ def measure(
                 "exact": contender.exact,
                 "bytes": contender.bytes_used,
                 "build_seconds": contender.build_seconds,
+                "settings": contender.settings,
                 "users": asked,
                 "recall": recall(ids, exact[:asked]),
                 "ndcg": workload.ndcg(ids),
@@ -179,7 +183,7 @@ def _build_peers(
         built += [
             _Contender(
                 peer.name, peer.family, peer.exact, peer.bytes_used, peer.build_seconds,
-                peer_search(peer),
+                peer_search(peer), families[key].settings(model.shape),
             )
             for peer in peers
         ]  # fmt: skip
@@ -194,144 +198,3 @@ def _seconds(search: Search, embeddings: Float32Array) -> float:
     for query in embeddings[1:4]:
         search(query, 10)
     return (time.perf_counter() - begun) / 3
-
-
-def _blocks(record: Record) -> list[Block]:
-    figures = record.figures
-    log = figures["log"]
-    # Ours first, then what is exact too; what is approximate by library, as it was built.
-    entries = sorted(
-        figures["peers"], key=lambda entry: (entry["family"] != _OWN_FAMILY, not entry["exact"])
-    )
-    fastest = _auto(entries)["p50_us"]
-    rows = [
-        (
-            _label(entry),
-            "yes" if entry["exact"] else "",
-            f"{entry['p50_us'] / 1000:,.3f}",
-            f"{entry['p95_us'] / 1000:,.3f}",
-            f"{entry['p50_us'] / fastest:,.2f} ×",
-            f"{entry['recall']:.4f}",
-            f"{entry['ndcg']:.4f}",
-            f"{_lost(entry):+.2%}",
-            f"{entry['users']:,}",
-            f"{entry['bytes'] / 1e6:,.0f}",
-            f"{entry['build_seconds']:,.1f}",
-        )
-        for entry in entries
-    ]
-    notes = [f"{key}: {reason}." for key, reason in figures["left_out"].items()]
-    return [
-        Text(
-            f"**{log}**, {model_name(figures['model'])}, {figures['items']:,} items; "
-            f"{record.machine['cpu']}, {figures['instruction_set']}. {_verdict(entries)}"
-        ),
-        Picture(
-            f"peers-{log}",
-            _picture(entries, "recall@10", lambda entry: entry["recall"], joined=True),
-            f"Median time of a search against recall@10, {log}, by library and setting.",
-            "Down and to the right is better. The points of one library are its settings.",
-        ),
-        Table(
-            ("search", "exact", "median ms", "p95 ms", "÷ auto", "recall@10", "NDCG@10",
-             "NDCG@10 lost", "users", "memory, MB", "build, s"),
-            tuple(rows),
-            f"Builds by {figures['build_threads']} threads. NDCG@10 lost is relative to the exact "
-            "answers to the same users. Searches of one structure each name all of its memory. "
-            + ("Left out: " + " ".join(notes) if notes else "No peer was left out."),
-        ),
-        Picture(
-            f"peers-ndcg-{log}",
-            _picture(
-                entries, "NDCG@10, % of that of the exact answers",
-                lambda entry: 100 * (1 - _lost(entry)), joined=False,
-            ),
-            f"Median time of a search against the NDCG@10 that is kept, {log}.",
-            "The same against the NDCG@10 that is kept.",
-        ),
-    ]  # fmt: skip
-
-
-def _picture(
-    entries: Sequence[Json], x_label: str, place: Callable[[Json], float], *, joined: bool
-) -> str:
-    groups: dict[str, list[Json]] = {}
-    # Lines come first: the first names get the colours that are easiest to tell apart.
-    for entry in sorted(entries, key=lambda entry: (entry["name"] != "auto", entry["exact"])):
-        groups.setdefault(_group(entry), []).append(entry)
-    points = {
-        group: ([place(entry) for entry in found], [entry["p50_us"] / 1000 for entry in found])
-        for group, found in groups.items()
-    }
-    labels = {
-        group: [entry["name"] for entry in found]
-        for group, found in groups.items()
-        if group == _OTHERS
-    }
-    return scatter(
-        points, x_label=x_label, y_label="median time of a search, ms", log_y=True,
-        highlight=_AUTO, labels=labels, joined=joined,
-    )  # fmt: skip
-
-
-def _group(entry: Json) -> str:
-    if entry["family"] != _OWN_FAMILY:
-        return str(entry["family"])
-    return _AUTO if entry["name"] == "auto" else _OTHERS
-
-
-def _auto(entries: Sequence[Json]) -> Json:
-    return next(entry for entry in entries if entry["name"] == "auto")
-
-
-def _label(entry: Json) -> str:
-    return f"**recprune {entry['name']}**" if entry["family"] == _OWN_FAMILY else entry["name"]
-
-
-def _lost(entry: Json) -> float:
-    """Return the share of the exact answers' NDCG@10 that is lost; below 0, it is gained."""
-    exact = entry["exact_ndcg"]
-    return float(1 - entry["ndcg"] / exact) if exact > 0 else 0.0
-
-
-def _verdict(entries: Sequence[Json]) -> str:
-    """Say how the fastest peers compare with `auto`."""
-    auto = _auto(entries)
-    peers = [entry for entry in entries if entry["family"] != _OWN_FAMILY]
-    exact = [entry for entry in peers if entry["exact"]]
-    approximate = [entry for entry in peers if not entry["exact"]]
-    sentences = [f"`auto` takes {auto['p50_us'] / 1000:,.3f} ms and is exact."]
-    if exact:
-        sentences.append(f"The fastest exact peer is {_named_time(exact, auto)}.")
-        lowest = min(entry["recall"] for entry in exact)
-        if lowest < 1.0:
-            sentences.append(
-                f"Exact peers find {lowest:.2%} of our top 10 or more: they add floats in another "
-                "order, and break ties in their own way."
-            )
-    if approximate:
-        faster = [entry for entry in approximate if entry["p50_us"] < auto["p50_us"]]
-        sentences.append(
-            f"Of {len(approximate)} approximate settings {len(faster) or 'none'} "
-            f"{'is' if len(faster) < 2 else 'are'} faster than `auto`"
-            + (
-                f"; the best recall@10 among them is {max(e['recall'] for e in faster):.3f}."
-                if faster
-                else "."
-            )
-        )
-        for least in _RECALLS:
-            enough = [entry for entry in approximate if entry["recall"] >= least]
-            sentences.append(
-                f"With a recall@10 of {least:g} or more, the fastest approximate one is "
-                f"{_named_time(enough, auto)}."
-                if enough
-                else f"No approximate one reaches a recall@10 of {least:g}."
-            )
-    return " ".join(sentences)
-
-
-def _named_time(entries: Sequence[Json], auto: Json) -> str:
-    best = min(entries, key=lambda entry: float(entry["p50_us"]))
-    ratio = best["p50_us"] / auto["p50_us"]
-    return f"{best['name']}: {best['p50_us'] / 1000:,.3f} ms, {ratio:,.1f} × `auto`"

@@ -27,6 +27,8 @@ _METHODS = ("auto", "cells", "recjpqprune")
 _WORK = {"recjpqprune": "items_scored", "cells": "items_touched"}
 _WORDS = {"recjpqprune": "scores", "cells": "looks at"}
 _METRIC = "NDCG@10"
+_PRUNING = {"training.pruning_loss", "training.pruning_weight"}
+_CHANCE = 0.025  # that a 95 % interval lies below zero where nothing differs
 
 
 class Prunable:
@@ -55,6 +57,7 @@ class Prunable:
         queries = plan.sized(300, 20)
         settings = {
             "workloads": {workload.model: workload.checksum() for workload in (base, *variants)},
+            "other_settings": {workload.model: differing(base, workload) for workload in variants},
             "queries": queries, "k": 10, "seed": plan.seed,
         }  # fmt: skip
         return Part(
@@ -69,12 +72,14 @@ class Prunable:
         blocks: list[Block] = [
             Text(
                 "The paper ends with a question: can a model be **trained** to make pruning more "
-                "efficient? Tried here: an additional loss, with several weights. `agreement` "
-                "punishes a target whose sub-items are not the best of their splits; "
+                "efficient? Tried here: an additional loss, whose weight stands behind its name. "
+                "`agreement` punishes a target whose sub-items are not the best of their splits; "
                 "`concentration` punishes sub-item scores that crowd below the best of their "
-                "split. Everything else is as in the base. Slack is how far the score of the 10th "
-                "best item is below the sum of the best sub-item scores of all splits, as a share "
-                "of what an average item is below it: pruning has to look at whatever lies between."
+                "split. Slack is how far the score of the 10th best item is below the sum of the "
+                "best sub-item scores of all splits, as a share of what an average item is below "
+                "it: pruning has to look at whatever lies between. Every model was trained once: "
+                "intervals are over users, and do not cover what another seed of the training "
+                "would change."
             )
         ]
         for record in records:
@@ -85,6 +90,27 @@ class Prunable:
 def pruning_weight(workload: Workload) -> float:
     """Return the weight of the additional loss with which the model was trained; 0: none."""
     return float(workload.settings.get("training", {}).get("pruning_weight", 0.0))
+
+
+def differing(base: Workload, variant: Workload) -> Json:
+    """Return all settings but those of pruning that differ: by name, the base's and its own."""
+    own, others = _flat(base.settings), _flat(variant.settings)
+    return {
+        name: [own.get(name), others.get(name)]
+        for name in sorted({*own, *others} - _PRUNING)
+        if own.get(name) != others.get(name)
+    }
+
+
+def _flat(settings: Json, prefix: str = "") -> Json:
+    """Return nested settings by dotted names."""
+    flat: Json = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def measure(
@@ -120,6 +146,7 @@ def measure(
             compared = compare(ranking, ranked[0], _METRIC)
             entry |= {
                 "pruning_loss": workload.settings["training"]["pruning_loss"],
+                "other_settings": differing(base, workload),
                 "difference": compared.difference.mean,
                 "difference_low": compared.difference.low,
                 "difference_high": compared.difference.high,
@@ -215,25 +242,29 @@ def _blocks(figures: Json) -> list[Block]:
         if entry["pruning_loss"] is not None:
             labels.setdefault(entry["pruning_loss"], []).append(f"{entry['pruning_weight']:g}")
     return [
-        Text(f"**{log}**: {_verdict(figures)}"),
+        Text(f"**{log}**: {_other_settings(figures)} {_verdict(figures)}"),
         Table(
-            ("model", "NDCG@10", "to the base", "p", "slack", "scored by recjpqprune",
-             "recjpqprune, ms", "looked at by cells", "auto, ms"),
-            tuple(_row(entry, items) for entry in models),
-            f"{items:,} items. NDCG@10 of {figures['users']:,} users, with 95 % bootstrap "
-            "intervals; differences are paired, user by user, p by flipping their signs. Medians "
-            f"over {models[0]['methods']['auto']['queries']:,} queries of times and work, all "
-            "models and methods in one interleaved run, one thread, K = 10.",
+            ("model", "NDCG@10", "to the base", "p"),
+            tuple(_quality_row(entry) for entry in models),
+            f"{items:,} items, {figures['users']:,} users, with 95 % bootstrap intervals; "
+            "differences are paired, user by user, p by flipping their signs.",
         ),
         Table(
             ("model", *(
                 name for method in models[0]["work"]
-                for name in (f"{method} {_WORDS[method]}, mean", "to the base, points")
+                for name in (f"{method} {_WORDS[method]}", "to base, points")
             )),
             tuple(_work_row(entry) for entry in models),
-            "Share of the catalogue, the mean over the same queries, with 95 % bootstrap intervals "
+            "Share of the catalogue, the mean over "
+            f"{models[0]['methods']['auto']['queries']:,} queries, with 95 % bootstrap intervals "
             "of the paired differences. `recjpqprune` takes 8 sub-item ids a step, and all serve "
-            "about the same number of items: a median can only be a whole number of steps.",
+            "about the same number of items: a median could only be a whole number of steps.",
+        ),
+        Table(
+            ("model", "slack", *(f"`{method}`, ms" for method in models[0]["methods"])),
+            tuple(_time_row(entry) for entry in models),
+            "Medians over the same queries, all models and methods in one interleaved run, one "
+            "thread, K = 10.",
         ),
         Picture(
             f"prunable-{log}",
@@ -248,18 +279,14 @@ def _blocks(figures: Json) -> list[Block]:
     ]  # fmt: skip
 
 
-def _row(entry: Json, items: int) -> tuple[str, ...]:
-    methods = entry["methods"]
-    return (
-        _model(entry),
-        f"{entry['ndcg']:.4f} [{entry['ndcg_low']:.4f}, {entry['ndcg_high']:.4f}]",
-        *_ndcg_difference(entry),
-        f"{entry['relative_slack']:.3f}",
-        f"{methods['recjpqprune']['items_scored'] / items:.2%}",
-        f"{methods['recjpqprune']['p50_us'] / 1000:,.3f}",
-        f"{methods['cells']['items_touched'] / items:.2%}" if "cells" in methods else "",
-        f"{methods['auto']['p50_us'] / 1000:,.3f}",
-    )
+def _quality_row(entry: Json) -> tuple[str, ...]:
+    low, high = entry["ndcg_low"], entry["ndcg_high"]
+    return (_model(entry), f"{entry['ndcg']:.4f} [{low:.4f}, {high:.4f}]", *_ndcg_difference(entry))
+
+
+def _time_row(entry: Json) -> tuple[str, ...]:
+    times = (f"{found['p50_us'] / 1000:,.3f}" for found in entry["methods"].values())
+    return (_model(entry), f"{entry['relative_slack']:.3f}", *times)
 
 
 def _work_row(entry: Json) -> tuple[str, ...]:
@@ -268,7 +295,7 @@ def _work_row(entry: Json) -> tuple[str, ...]:
         low, mean, high = (
             100 * work[name] for name in ("difference_low", "difference", "difference_high")
         )
-        paired = f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" if entry["pruning_loss"] else ""
+        paired = f"{mean:+.2f} [{low:.2f}, {high:.2f}]" if entry["pruning_loss"] else ""
         cells += [f"{work['mean_share']:.2%}", paired]
     return (_model(entry), *cells)
 
@@ -276,7 +303,7 @@ def _work_row(entry: Json) -> tuple[str, ...]:
 def _model(entry: Json) -> str:
     if entry["pruning_loss"] is None:
         return _BASE
-    return f"{entry['pruning_loss']}, weight {entry['pruning_weight']:g}"
+    return f"{entry['pruning_loss']} {entry['pruning_weight']:g}"
 
 
 def _ndcg_difference(entry: Json) -> tuple[str, str]:
@@ -286,23 +313,47 @@ def _ndcg_difference(entry: Json) -> tuple[str, str]:
     return f"{entry['difference']:+.4f} [{low:+.4f}, {high:+.4f}]", f"{entry['p_value']:.2g}"
 
 
+def _other_settings(figures: Json) -> str:
+    """Say in what else the variants differ from the base."""
+    different = [
+        f"{_model(entry)}: "
+        + ", ".join(
+            f"`{name}` {own} in place of {other}"
+            for name, (other, own) in entry["other_settings"].items()
+        )
+        for entry in figures["models"][1:]
+        if entry["other_settings"]
+    ]
+    if not different:
+        return "All other settings are those of the base."
+    return (
+        "**Not only the additional loss differs from the base, so differences cannot be put down "
+        f"to it alone.** {'; '.join(different)}."
+    )
+
+
 def _verdict(figures: Json) -> str:
     """Answer the question: less work, by each method, and at what price."""
     base, *variants = figures["models"]
-    return " ".join(_answer(base, variants, method) for method in base["work"])
+    comparisons = len(variants) * len(base["work"])
+    chance = (
+        f"These are {comparisons} comparisons at 95 % each, not corrected for their number: about "
+        f"{_CHANCE * comparisons:.1f} of them would show less work if nothing differed."
+    )
+    return " ".join((*(_answer(base, variants, method) for method in base["work"]), chance))
 
 
 def _answer(base: Json, variants: Sequence[Json], method: str) -> str:
     def share(entry: Json) -> float:
         return float(entry["work"][method]["mean_share"])
 
-    words = f"`{method}` {_WORDS[method]} fewer items"
+    words, luck = f"`{method}` {_WORDS[method]} fewer items", "beyond the chance of users"
     cheaper = [entry for entry in variants if entry["work"][method]["difference_high"] < 0.0]
     if not cheaper:
-        return f"For none of {len(variants)} variants {words}, beyond what chance explains."
+        return f"For none of {len(variants)} variants {words}, {luck} (one training run each)."
     as_good = [entry for entry in cheaper if entry["difference_high"] >= 0.0]
     answer = (
-        f"For {len(cheaper)} of {len(variants)} variants {words}, beyond what chance explains; "
+        f"For {len(cheaper)} of {len(variants)} variants {words}, {luck} (one training run each); "
         f"{len(as_good) or 'none'} of them without a measurable loss of NDCG@10."
     )
     if not as_good:

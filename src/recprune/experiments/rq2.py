@@ -132,7 +132,7 @@ def _blocks(record: Record) -> list[Block]:
     rows = []
     for at, first in enumerate(methods["auto"]):
         times = [
-            f"{entries[at]['p50_us'] / 1e3:,.3f} / {entries[at]['p95_us'] / 1e3:,.3f}"
+            f"{_milliseconds(entries[at]['p50_us'])} / {_milliseconds(entries[at]['p95_us'])}"
             for entries in methods.values()
         ]
         scored = (
@@ -154,11 +154,18 @@ def _blocks(record: Record) -> list[Block]:
             f"Time of one search against K, {figures['log']}, {model}.",
         ),
         Table(
-            ("K", *methods, "scored by `recjpqprune`", "`auto` by cells"),
+            ("K", *methods, "scored", "by cells"),
             tuple(rows),
-            f"Left out: {left_out}" if left_out else "",
+            "Scored: the share of the items by `recjpqprune`. By cells: the share of the searches "
+            "for which `auto` took them. " + (f"Left out: {left_out}" if left_out else ""),
         ),
     ]  # fmt: skip
+
+
+def _milliseconds(microseconds: float) -> str:
+    """Write a time with three digits or so."""
+    time = microseconds / 1e3
+    return f"{time:,.{3 if time < 1 else 2 if time < 10 else 1}f}"
 
 
 def _growth(methods: Json) -> str:
@@ -182,7 +189,10 @@ def _verdict(methods: Json) -> str:
         name = min(methods, key=lambda method: methods[method][at]["p50_us"])
         factor = entry["p50_us"] / methods[name][at]["p50_us"]
         if factor > _NEARLY:
-            slower.append(f"K = {entry['k']:,} (`{name}`, {factor:.2f} × faster)")
+            slower.append(f"K = {entry['k']:,} (`{name}` is {factor:.2f} × as fast)")
+    count, near = len(methods["auto"]), f"within {_NEARLY - 1:.0%} of it"
     if not slower:
-        return f"`auto` is the fastest at every K, or within {_NEARLY - 1:.0%} of it."
-    return "`auto` is the fastest, or nearly so, but for " + ", ".join(slower) + "."
+        return f"`auto` is the fastest at every K, or {near}."
+    if len(slower) > count / 2:
+        return f"At most K, `auto` is **not** the fastest or {near}: {', '.join(slower)}."
+    return f"`auto` is the fastest, or {near}, at all K but {', '.join(slower)}."

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from recprune.experiments.chart_style import Points
 from recprune.experiments.charts import lines
 from recprune.experiments.experiment import Part, Plan
 from recprune.experiments.record import Record
@@ -28,6 +29,7 @@ _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
 _PEERS = ("faiss_pq", "torch_pqtopk")
 _SLOW = {"pqtopk", "recjpqprune", "default", *_PEERS}
+_HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are told apart
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
 
 
@@ -115,25 +117,20 @@ class Scaling:
     def section(self, records: Sequence[Record]) -> Section:
         """A log–log picture, and the table under it."""
         ordered = sorted(records, key=lambda record: int(record.figures["items"]))
-        series = _series(ordered, "items")
-        picture = lines(
-            series,
-            x_label="items", y_label="median time of a search, ms", log_x=True, log_y=True,
-        )  # fmt: skip
+        picture = _picture(ordered, "items", "items")
         return Section(
             self.title,
             self.name,
             (
                 Text(
                     "Random codes, M = 8, B = 256, d = 512, K = 10, one thread, S included. "
-                    "The sub-linear engine gains on everything that reads every code. Published "
-                    f"for PQTopK at 100 M items: {_PUBLISHED_MS:,} ms (Petrov, Macdonald and "
-                    "Tonellotto, RecSys 2024; TensorFlow on 16 cores)."
+                    f"{_gain(ordered)} Published for PQTopK at 100 M items: {_PUBLISHED_MS:,} ms "
+                    "(Petrov, Macdonald and Tonellotto, RecSys 2024; TensorFlow on 16 cores)."
                 ),
                 Picture(
                     "scaling", picture,
                     "Median search time against the number of items, by method, both logarithmic.",
-                    "Time of one search against the number of items.",
+                    f"Time of one search against the number of items. {_joined(ordered, 'items')}",
                 ),
                 _table(ordered, "items", "items"),
                 Text(_machines(ordered)),
@@ -164,10 +161,7 @@ class Splits:
     def section(self, records: Sequence[Record]) -> Section:
         """A picture and a table."""
         ordered = sorted(records, key=lambda record: int(record.figures["splits"]))
-        picture = lines(
-            _series(ordered, "splits"),
-            x_label="splits M", y_label="median time of a search, ms", log_x=True, log_y=True,
-        )  # fmt: skip
+        picture = _picture(ordered, "splits", "splits M")
         items = int(ordered[0].figures["items"])
         return Section(
             self.title,
@@ -181,45 +175,100 @@ class Splits:
                 Picture(
                     "splits", picture,
                     "Median search time against the number of splits, by method.",
-                    "Time of one search against the number of splits.",
+                    "Time of one search against the number of splits. "
+                    + _joined(ordered, "splits"),
                 ),
                 _table(ordered, "splits", "splits"),
             ),
         )  # fmt: skip
 
 
-def _series(records: Sequence[Record], over: str) -> dict[str, tuple[list[float], list[float]]]:
+def _by_machine(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the records of each machine, those of the machine with most of them first."""
+    found: dict[tuple[object, ...], list[Record]] = {}
+    for record in records:
+        # Versions may differ from run to run; what the times depend on most is the hardware.
+        found.setdefault(tuple(record.machine.get(name) for name in _HARDWARE), []).append(record)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def _picture(records: Sequence[Record], over: str, x_label: str) -> str:
+    """Draw a line for each method and machine: what machines differ in is no effect of size."""
+    first, *others = (_series(own, over) for own in _by_machine(records))
+    elsewhere: dict[str, list[Points]] = {}
+    for series in others:
+        for name, points in series.items():
+            elsewhere.setdefault(name, []).append(points)
+    return lines(
+        first, elsewhere=elsewhere, x_label=x_label, y_label="median time of a search, ms",
+        log_x=True, log_y=True,
+    )  # fmt: skip
+
+
+def _joined(records: Sequence[Record], over: str) -> str:
+    """Say which points are of which machine, if there are several."""
+    _, *others = _by_machine(records)
+    if not others:
+        return ""
+    values = ", ".join(f"{record.figures[over]:,}" for own in others for record in own)
+    return (
+        f"Hollow points, with dots between those of one machine, are from another machine: {values}"
+        f" {over}."
+    )
+
+
+def _gain(records: Sequence[Record]) -> str:
+    """Say how far `auto` is ahead of the scan, which reads every code, as sizes grow."""
+    sentences = []
+    for at in dict.fromkeys((0, len(records) - 1)):
+        figures = records[at].figures
+        scan, auto = (figures["methods"][name]["p50_us"] for name in ("scan", "auto"))
+        sentences.append(f"{scan / auto:,.1f} × that of `auto` at {figures['items']:,} items")
+    return f"The time of `scan`, which reads every code, is {' and '.join(sentences)}."
+
+
+def _series(records: Sequence[Record], over: str) -> dict[str, Points]:
     series: dict[str, tuple[list[float], list[float]]] = {}
     for record in records:
         for name, figures in record.figures["methods"].items():
             xs, ys = series.setdefault(name, ([], []))
             xs.append(float(record.figures[over]))
             ys.append(figures["p50_us"] / 1000)
-    return series
+    return dict(series)
 
 
 def _table(records: Sequence[Record], over: str, header: str) -> Table:
-    rows, notes = [], []
+    rows, notes, built = [], [], []
     for record in records:
         figures = record.figures
         fastest = figures["methods"]["auto"]["p50_us"]
         for name, entry in figures["methods"].items():
-            share = entry.get("items_touched")
             rows.append((
                 f"{figures[over]:,}", name, f"{entry['p50_us'] / 1000:,.3f}",
                 f"{entry['p95_us'] / 1000:,.3f}", f"{entry['p50_us'] / fastest:,.1f} ×",
-                "" if share is None else f"{share / figures['items']:.2%}",
-                f"{figures['bytes_per_item']:.1f}" if name == "auto" else "",
-                f"{figures['build_seconds']:,.1f}" if name == "auto" else "",
+                _share(entry.get("items_touched"), figures["items"]),
+                _share(entry.get("items_scored"), figures["items"]),
             ))  # fmt: skip
+        built.append(
+            f"{figures[over]:,} {header}, {figures['bytes_per_item']:.1f} bytes an item in "
+            f"{figures['build_seconds']:,.1f} s by {figures['build_threads']} threads"
+        )
         for name, reason in figures["left_out"].items():
             notes.append(f"{figures[over]:,} {header}, {name}: {reason}.")
     return Table(
-        (header, "method", "median ms", "p95 ms", "÷ auto", "looked at", "bytes an item",
-         "build s"),
+        (header, "method", "median ms", "p95 ms", "÷ auto", "looked at", "scored"),
         tuple(rows),
-        "Left out: " + " ".join(notes) if notes else "",
+        "Looked at: items that went through a filter, scored or not. Index built: "
+        f"{'; '.join(built)}. " + ("Left out: " + " ".join(notes) if notes else ""),
     )  # fmt: skip
+
+
+def _share(count: float | None, items: int) -> str:
+    """Return a share of the items; an empty one where a peer does not tell."""
+    if count is None:
+        return ""
+    share = count / items
+    return "< 0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
 
 
 def _machines(records: Sequence[Record]) -> str:

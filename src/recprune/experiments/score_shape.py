@@ -15,30 +15,47 @@ from recprune.types import Float32Array, Float64Array
 class Statistic:
     """A number that describes S of one user."""
 
+    name: str  # in a table
     words: str
     needs_threshold: bool = False
 
 
 STATISTICS = {
-    "high_30": Statistic("sub-items above 30 % of the way from the mean of S to its maximum"),
-    "high_50": Statistic("sub-items above 50 % of that way"),
+    "high_30": Statistic(
+        "high, 30 %", "sub-items above 30 % of the way from the mean of S to its maximum"
+    ),
+    "high_50": Statistic(
+        "high, 50 %", "sub-items above 50 % of the way from the mean of S to its maximum"
+    ),
     "fall": Statistic(
-        "sub-items to take, best first, until σ is half way from the maxima to the means"
+        "fall to half",
+        "sub-items to take, best first, until σ is half way from the maxima to the means",
     ),
     "near": Statistic(
-        "sub-items within a fifth of Σ (maximum − mean) of the maximum of their split"
+        "near the best",
+        "sub-items within a fifth of Σ (maximum − mean) of the maximum of their split",
     ),
-    "entropy": Statistic("entropy of softmax within a split, mean over splits"),
-    "entropy_all": Statistic("entropy of softmax over all of S"),
-    "gap": Statistic("best minus mean of a split in its standard deviations, mean over splits"),
-    "reach": Statistic("Σ (maximum − mean) in standard deviations of an item's score"),
-    "widest": Statistic("share of the widest split in the variance of an item's score"),
-    "spread": Statistic("standard deviation of an item's score"),
-    "skewness": Statistic("skewness of a split's scores, mean over splits"),
-    "slack": Statistic("(Σ maximum − θ) in standard deviations of an item's score", True),
-    "slack_share": Statistic("(Σ maximum − θ) ÷ Σ (maximum − mean)", True),
-    "height": Statistic("(θ − Σ mean) in standard deviations of an item's score", True),
-    "fall_to_threshold": Statistic("sub-items to take, best first, until σ is below θ", True),
+    "entropy": Statistic(
+        "entropy in splits", "entropy of softmax within a split, mean over splits"
+    ),
+    "entropy_all": Statistic("entropy of all", "entropy of softmax over all of S"),
+    "gap": Statistic(
+        "best − mean", "best minus mean of a split in its standard deviations, mean over splits"
+    ),
+    "reach": Statistic("reach", "Σ (maximum − mean) in standard deviations of an item's score"),
+    "widest": Statistic(
+        "widest split", "share of the widest split in the variance of an item's score"
+    ),
+    "spread": Statistic("spread", "standard deviation of an item's score"),
+    "skewness": Statistic("skewness", "skewness of a split's scores, mean over splits"),
+    "slack": Statistic("slack", "(Σ maximum − θ) in standard deviations of an item's score", True),
+    "slack_share": Statistic("slack ÷ reach", "(Σ maximum − θ) ÷ Σ (maximum − mean)", True),
+    "height": Statistic(
+        "height of θ", "(θ − Σ mean) in standard deviations of an item's score", True
+    ),
+    "fall_to_threshold": Statistic(
+        "fall to θ", "sub-items to take, best first, until σ is below θ", True
+    ),
 }
 
 

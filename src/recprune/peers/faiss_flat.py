@@ -20,6 +20,10 @@ class FaissFlat:
         """The item vectors, and FAISS's own copy."""
         return 2 * shape.vector_bytes
 
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return "item vectors"
+
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
         return None

@@ -18,6 +18,7 @@ class FaissHNSW:
     """One graph, searched with several breadths."""
 
     links: int = 32  # M of the HNSW paper
+    build_breadth: int = 40  # efConstruction; both are FAISS's own defaults
     ef_search: tuple[int, ...] = (16, 64, 256, 512)
 
     key: ClassVar[str] = "faiss_hnsw"
@@ -26,6 +27,10 @@ class FaissHNSW:
     def bytes_needed(self, shape: ModelShape) -> int:
         """The item vectors, and FAISS's own copy with the graph."""
         return shape.vector_bytes + self._bytes_used(shape)
+
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return f"item vectors, M = {self.links}, efConstruction = {self.build_breadth}"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
@@ -38,6 +43,7 @@ class FaissHNSW:
         def build() -> Any:
             metric = faiss.METRIC_INNER_PRODUCT
             index = faiss.IndexHNSWFlat(model.shape.width, self.links, metric)
+            index.hnsw.efConstruction = self.build_breadth
             with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
                 index.add(model.item_vectors())
             return index

@@ -21,6 +21,7 @@ from recprune.types import Float32Array, random_generator
 
 _CHUNK = 65_536  # items whose vectors are put together at a time
 _TRAINING_ITEMS_PER_LIST = 64
+_ITERATIONS = 10  # of k-means
 
 
 def usual_lists(num_items: int) -> int:
@@ -40,6 +41,10 @@ class FaissIVFFlat:
     def bytes_needed(self, shape: ModelShape) -> int:
         """The lists, which take up to twice the room while they grow, and vectors for training."""
         return 2 * self._bytes_used(shape) + _training_bytes(shape)
+
+    def settings(self, shape: ModelShape) -> str:
+        """Say what is built."""
+        return f"item vectors, {_lists_in_words(shape)}"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
@@ -77,6 +82,10 @@ class FaissIVFPQ:
         """The lists, which take up to twice the room while they grow, and vectors for training."""
         return 2 * self._bytes_used(shape) + _training_bytes(shape)
 
+    def settings(self, shape: ModelShape) -> str:
+        """Say what is built."""
+        return f"RecJPQ's codes, {_lists_in_words(shape)}"
+
     def unsuited(self, shape: ModelShape) -> str | None:
         """Take any model whose codes are bytes."""
         return too_many_sub_items(self.key, shape)
@@ -104,6 +113,13 @@ class FaissIVFPQ:
         return codes + 4 * CENTROIDS * shape.width + _centroid_bytes(shape)
 
 
+def _lists_in_words(shape: ModelShape) -> str:
+    return (
+        f"{usual_lists(shape.num_items):,} lists by {_ITERATIONS} iterations of k-means over up to "
+        f"{_TRAINING_ITEMS_PER_LIST} items a list"
+    )
+
+
 def _centroid_bytes(shape: ModelShape) -> int:
     return 4 * usual_lists(shape.num_items) * shape.width
 
@@ -121,7 +137,7 @@ def _train(model: CodesAndVectors, threads: int) -> Float32Array:
     size = min(shape.num_items, _TRAINING_ITEMS_PER_LIST * num_lists)
     sample = random_generator(0).choice(shape.num_items, size, replace=False)
     kmeans = faiss.Kmeans(
-        shape.width, num_lists, niter=10, seed=0, min_points_per_centroid=1,
+        shape.width, num_lists, niter=_ITERATIONS, seed=0, min_points_per_centroid=1,
         max_points_per_centroid=_TRAINING_ITEMS_PER_LIST,
     )  # fmt: skip
     with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):

@@ -110,6 +110,9 @@ class Family(Protocol):
     def bytes_needed(self, shape: ModelShape) -> int:
         """Return how much memory building takes, the item vectors included if they are needed."""
 
+    def settings(self, shape: ModelShape) -> str:
+        """Say what is built for a model of that shape, with all that was chosen."""
+
     def unsuited(self, shape: ModelShape) -> str | None:
         """Say why a model of that shape can never be built, or return None."""
 

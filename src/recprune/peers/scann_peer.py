@@ -13,6 +13,7 @@ from recprune.peers.peer import CodesAndVectors, ModelShape, Peer, checked_query
 from recprune.types import Float32Array, Int64Array, needs_extra
 
 _DIMENSIONS_PER_BLOCK = 2  # each block of dimensions is a code of 4 bits
+_ANISOTROPIC = 0.2  # as in ScaNN's own examples
 _REORDERED = 100  # candidates that are scored again by their vectors
 
 
@@ -58,6 +59,14 @@ class Scann:
         """The item vectors, and ScaNN's own copy with its codes."""
         return shape.vector_bytes + self._bytes_used(shape)
 
+    def settings(self, shape: ModelShape) -> str:
+        """Say what is built."""
+        return (
+            f"item vectors, {_usual_leaves(shape.num_items):,} leaves, 4 bits for "
+            f"{_DIMENSIONS_PER_BLOCK} dimensions, anisotropic threshold {_ANISOTROPIC}, the best "
+            f"{_REORDERED} scored again"
+        )
+
     def unsuited(self, shape: ModelShape) -> str | None:
         """Take any model with enough items to train on."""
         if shape.num_items < 1000:
@@ -77,7 +86,7 @@ class Scann:
         def build() -> Any:
             builder = scann_ops_pybind.builder(model.item_vectors(), 10, "dot_product")
             builder.tree(num_leaves, leaves[-1], training_sample_size=min(250_000, shape.num_items))
-            builder.score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=0.2)
+            builder.score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=_ANISOTROPIC)
             return builder.reorder(_REORDERED).set_n_training_threads(threads).build()
 
         searcher, seconds = timed(build)

@@ -61,6 +61,10 @@ class TorchDense:
         """All item vectors, which are all there is."""
         return shape.vector_bytes
 
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return "item vectors"
+
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
         return None

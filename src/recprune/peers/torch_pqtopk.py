@@ -82,6 +82,10 @@ class TorchPQTopK:
         code_bytes = 1 if shape.num_sub_items <= 256 else 2
         return code_bytes * shape.num_items * shape.num_splits + shape.embedding_bytes
 
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return "RecJPQ's codes"
+
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
         return None

@@ -55,7 +55,7 @@ class TorchRecJPQPrunePeer:
     @property
     def name(self) -> str:
         """The algorithm and its step."""
-        return f"torch RecJPQPrune, {self.sub_items_per_step} sub-items a step"
+        return f"torch RecJPQPrune, BS {self.sub_items_per_step}"
 
     @property
     def bytes_used(self) -> int:
@@ -164,6 +164,10 @@ class TorchRecJPQPrune:
     def bytes_needed(self, shape: ModelShape) -> int:
         """Codes and posting lists as int32, and the sub-item embeddings."""
         return 8 * shape.num_items * shape.num_splits + shape.embedding_bytes
+
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return f"RecJPQ's codes and posting lists, {self.sub_items_per_step} sub-items a step"
 
     def unsuited(self, shape: ModelShape) -> str | None:
         """Take any model whose item ids fit."""

@@ -40,8 +40,8 @@ class UsearchPeer:
 class Usearch:
     """One graph, searched with several breadths."""
 
-    links: int = 32
-    build_breadth: int = 40  # FAISS's own default, so that both graphs cost the same to build
+    links: int = 16  # connectivity; this and expansion_add are USearch's own defaults
+    build_breadth: int = 128
     breadths: tuple[int, ...] = (16, 64, 256, 512)
 
     key: ClassVar[str] = "usearch"
@@ -51,6 +51,10 @@ class Usearch:
         """The item vectors, and USearch's copy with the graph, which doubles its room to grow."""
         per_item = 4 * 3 * self.links + 64  # neighbours on all floors, key and bookkeeping
         return 3 * shape.vector_bytes + 2 * per_item * shape.num_items
+
+    def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
+        """Say what is built."""
+        return f"item vectors, connectivity {self.links}, expansion_add {self.build_breadth}"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
