@@ -43,7 +43,7 @@ sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefi
 		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/sanitized.py build/sanitized
 
 fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, for minutes
-	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_search.py -k "oracle or worth_pruning"
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_search.py -k "oracle or worth_pruning or long_lists"
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi

@@ -150,15 +150,15 @@ nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
         recprune::count_list_blocks(as_span(codes), num_items, num_splits, offsets.span());
     }
     const auto num_blocks = static_cast<std::size_t>(offsets.span().back());
-    Output<std::uint8_t> blocks(num_blocks * (num_splits - 1) * recprune::kBlockItems);
+    Output<std::uint8_t> rows((num_splits - 1) * num_blocks * recprune::kBlockItems);
     Output<recprune::Item> items(num_blocks * recprune::kBlockItems);
     {
         nb::gil_scoped_release unlocked;
         recprune::fill_list_blocks(as_span(codes), num_items, num_splits, offsets.span(),
-                                   blocks.span(), items.span());
+                                   rows.span(), items.span());
     }
     return nb::make_tuple(offsets.release({num_sub_items + 1}),
-                          blocks.release({num_blocks, num_splits - 1, recprune::kBlockItems}),
+                          rows.release({num_splits - 1, num_blocks, recprune::kBlockItems}),
                           items.release({num_blocks, recprune::kBlockItems}));
 }
 
@@ -207,15 +207,15 @@ class SearchIndex {
         wide_codes_ = std::move(codes);
         view_.wide_codes = as_span(wide_codes_);
     }
-    void set_lists(Vector<std::int64_t> offsets, Cube<std::uint8_t> blocks,
+    void set_lists(Vector<std::int64_t> offsets, Cube<std::uint8_t> codes,
                    Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256) throw std::invalid_argument("lists need bytes as codes");
         list_offsets_ = std::move(offsets);
-        list_blocks_ = std::move(blocks);
+        list_codes_ = std::move(codes);
         list_items_ = std::move(items);
         view_.lists =
-            recprune::ListLayout{as_span(list_offsets_), as_span(list_blocks_),
-                                 as_span(list_items_), view_.num_splits, view_.num_sub_items};
+            recprune::ListLayout{as_span(list_offsets_), as_span(list_codes_), as_span(list_items_),
+                                 view_.num_splits, view_.num_sub_items};
     }
     void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
@@ -302,7 +302,7 @@ class SearchIndex {
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
     Vector<std::int64_t> list_offsets_;
-    Cube<std::uint8_t> list_blocks_;
+    Cube<std::uint8_t> list_codes_;
     Matrix<recprune::Item> list_items_;
     Matrix<std::uint16_t> cell_keys_;
     Matrix<recprune::Item> cell_items_;
@@ -348,7 +348,7 @@ NB_MODULE(_native, module) {
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
-        .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(), "blocks"_a.noconvert(),
+        .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(), "codes"_a.noconvert(),
              "items"_a.noconvert())
         .def("set_cells", &SearchIndex::set_cells, "offsets"_a.noconvert(), "keys"_a.noconvert(),
              "items"_a.noconvert())

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -70,18 +71,17 @@ class CellSearch {
     // first. Always raises the pair whose next step costs the fewest cells.
     RingLimits choose(int limit, double budget) const {
         RingLimits chosen;
+        std::array<float, kPairs> costs;  // of each pair's next step
+        for (std::size_t pair = 0; pair < kPairs; ++pair) costs[pair] = cells_at_[pair][0];
         int covered = -1;
         while (covered < limit && chosen.cells < budget) {
-            std::size_t cheapest = kPairs;
-            for (std::size_t pair = 0; pair < kPairs; ++pair) {
-                if (chosen.limits[pair] + 1 >= static_cast<int>(kDepth)) continue;
-                if (cheapest == kPairs || step_cost(chosen, pair) < step_cost(chosen, cheapest))
-                    cheapest = pair;
-            }
-            if (cheapest == kPairs) break;  // as deep as we count: the caller will scan instead
-            chosen.cells += step_cost(chosen, cheapest);
-            ++chosen.limits[cheapest];
+            const auto cheapest = static_cast<std::size_t>(
+                std::min_element(costs.begin(), costs.end()) - costs.begin());
+            if (costs[cheapest] == kTooDeep) break;  // the caller will scan instead
+            chosen.cells += static_cast<double>(costs[cheapest]);
             ++covered;
+            const auto next = static_cast<std::size_t>(++chosen.limits[cheapest] + 1);
+            costs[cheapest] = next < kDepth ? cells_at_[cheapest][next] : kTooDeep;
         }
         return chosen;
     }
@@ -89,13 +89,22 @@ class CellSearch {
     // Visits all cells within the limits and scores what the next pairs do not reject. `loosely`
     // rejects less: no bound hangs on it, but more items are seen when a first threshold is sought.
     // Returns false if a request to stop came first.
-    bool visit(const RingLimits& ring, int limit, bool loosely) {
+    bool visit(RingLimits ring, int limit, bool loosely) {
         limit_ = limit;
-        bool completed = true;
-        for (std::size_t pair = 0; pair < kPairs && completed; ++pair)
-            completed = ring.limits[pair] < 0 || visit_pair(ring, pair, loosely);
-        consider_rest();
-        return completed;
+        std::array<std::size_t, kPairs> order{0, 1, 2, 3};
+        for (auto next = order.begin(); next != order.end(); ++next) {
+            const std::span<std::size_t> left(next, order.end());
+            if (!loosely) lower(ring, left);
+            // The deepest pair first: it finds the most, and what it finds lowers the others.
+            std::iter_swap(next, std::max_element(next, order.end(), [&](auto one, auto other) {
+                               return ring.limits[one] < ring.limits[other];
+                           }));
+            if (ring.limits[*next] < 0) break;
+            const bool completed = visit_pair(ring, *next, loosely);
+            consider_rest();
+            if (!completed) return false;
+        }
+        return true;
     }
 
     static constexpr int kNoLimit = 1 << 20;
@@ -105,8 +114,29 @@ class CellSearch {
     static constexpr std::int64_t kKeyBytes = 2 * sizeof(std::uint16_t);
     using Parts = std::array<CellPart, kBatch>;
 
-    double step_cost(const RingLimits& chosen, std::size_t pair) const {
-        return cells_at_[pair][static_cast<std::size_t>(chosen.limits[pair] + 1)];
+    struct ComingCell {
+        std::uint32_t cell;
+        int deficit;
+    };
+    static constexpr std::size_t kOnTheirWay = 32;  // cells whose offsets have been asked for
+    static constexpr std::size_t kComing = 512;     // room for these and a row of 256
+    static constexpr float kTooDeep = std::numeric_limits<float>::infinity();  // not counted
+
+    // When the threshold has risen, less is to be covered: lowers the limits of the pairs that are
+    // left, the dearest steps first. Limits that only ever fall keep the principle true: whoever is
+    // found within the last ones is found within those that were higher.
+    void lower(RingLimits& ring, std::span<const std::size_t> left) const {
+        auto last_step = [&](std::size_t pair) {
+            const int limit = ring.limits[pair];
+            return limit < 0 ? -1.0f : cells_at_[pair][static_cast<std::size_t>(limit)];
+        };
+        for (int excess = ring.covers() - limit_; excess > 0; --excess) {
+            const std::size_t dearest = *std::max_element(
+                left.begin(), left.end(),
+                [&](auto one, auto other) { return last_step(one) < last_step(other); });
+            if (ring.limits[dearest] < 0) return;
+            --ring.limits[dearest];
+        }
     }
 
     // cells_at_[pair][x]: how many cells of the pair have the deficit x.
@@ -121,9 +151,11 @@ class CellSearch {
     void count_deficits(std::size_t split, float* counts) const {
         // Into integers first: adding one to a float is slower. Into two arrays in turn, because a
         // count must be stored before it can be raised again.
-        std::array<std::array<std::uint32_t, 256>, 2> histograms{};
+        std::array<std::array<std::uint32_t, kDepth>, 2> histograms{};
         const std::uint8_t* deficits = deficits_.of_split(split);
-        for (std::size_t b = 0; b < num_sub_items_; ++b) ++histograms[b % 2][deficits[b]];
+        std::array<std::uint8_t, 256 + 64> counted;  // usually a few of all sub-items
+        const std::size_t count = kernels_.select(deficits, kDepth - 1, counted.data());
+        for (std::size_t at = 0; at < count; ++at) ++histograms[at % 2][deficits[counted[at]]];
         for (std::size_t q = 0; q < kDepth; ++q)
             counts[q] = static_cast<float>(histograms[0][q] + histograms[1][q]);
     }
@@ -148,16 +180,45 @@ class CellSearch {
         std::size_t parts = 0;
         std::size_t items = 0;
         std::size_t num_waiting = 0;
+        auto open = [&](const ComingCell& coming) {
+            std::uint32_t start = offsets[coming.cell];
+            std::uint32_t length = offsets[coming.cell + 1] - start;
+            const int both_limit = three - coming.deficit;
+            const int next_limit = std::min(two - coming.deficit, both_limit);
+            stats_.items_touched += length;
+            stats_.bytes_touched += kKeyBytes * length;
+            while (length > 0) {
+                const std::uint32_t piece =
+                    length < kPartItems ? length : static_cast<std::uint32_t>(kPartItems);
+                const std::uint16_t* first = keys + 2 * std::size_t{start};
+                for (std::size_t at = 0; at < 2 * piece; at += 32) __builtin_prefetch(first + at);
+                __builtin_prefetch(first + 2 * piece - 1);
+                (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(next_limit),
+                                       static_cast<std::int16_t>(both_limit)};
+                items += piece;
+                if (parts == kBatch || items + kPartItems > kBatchItems) {
+                    // The batch before this one: its keys have had time to arrive.
+                    filter(pair, *waiting, num_waiting);
+                    std::swap(filling, waiting);
+                    num_waiting = parts;
+                    parts = 0;
+                    items = 0;
+                }
+                start += piece;
+                length -= piece;
+            }
+        };
+
+        // A cell's offsets are asked for when it is found and looked at a little later.
+        std::array<ComingCell, kComing> coming;
+        std::size_t found = 0;
+        std::size_t opened = 0;
         bool stopped = false;
         std::array<std::uint8_t, 256 + 64> firsts;
         std::array<std::uint8_t, 256 + 64> seconds;
         const std::size_t rows = kernels_.select(first_deficits, depth, firsts.data());
-        for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t row = 0; row < rows && !stopped; ++row) {
             const std::size_t a = firsts[row];
-            if (row + 1 < rows) {
-                const std::uint32_t* coming = offsets + (std::size_t{firsts[row + 1]} << 8);
-                for (std::size_t at = 0; at < 256; at += 16) __builtin_prefetch(coming + at);
-            }
             std::size_t columns =
                 kernels_.select(second_deficits, depth - first_deficits[a], seconds.data());
             const std::int64_t steps_left = request_.max_steps - stats_.steps;
@@ -166,35 +227,11 @@ class CellSearch {
             for (std::size_t column = 0; column < columns; ++column) {
                 const std::size_t b = seconds[column];
                 const std::size_t cell = a << 8 | b;
-                std::uint32_t start = offsets[cell];
-                std::uint32_t length = offsets[cell + 1] - start;
-                const int deficit = first_deficits[a] + second_deficits[b];
-                const int both_limit = three - deficit;
-                const int next_limit = std::min(two - deficit, both_limit);
-                stats_.items_touched += length;
-                stats_.bytes_touched += kKeyBytes * length;
-                while (length > 0) {
-                    const std::uint32_t piece =
-                        length < kPartItems ? length : static_cast<std::uint32_t>(kPartItems);
-                    const std::uint16_t* coming = keys + 2 * std::size_t{start};
-                    for (std::size_t at = 0; at < 2 * piece; at += 32)
-                        __builtin_prefetch(coming + at);
-                    __builtin_prefetch(coming + 2 * piece - 1);
-                    (*filling)[parts++] = {start, piece, static_cast<std::int16_t>(next_limit),
-                                           static_cast<std::int16_t>(both_limit)};
-                    items += piece;
-                    if (parts == kBatch || items + kPartItems > kBatchItems) {
-                        // The batch before this one: its keys have had time to arrive.
-                        filter(pair, *waiting, num_waiting);
-                        std::swap(filling, waiting);
-                        num_waiting = parts;
-                        parts = 0;
-                        items = 0;
-                    }
-                    start += piece;
-                    length -= piece;
-                }
+                __builtin_prefetch(offsets + cell);
+                coming[found++ % kComing] = {static_cast<std::uint32_t>(cell),
+                                             first_deficits[a] + second_deficits[b]};
             }
+            while (found - opened > kOnTheirWay) open(coming[opened++ % kComing]);
             if (stats_.visited && columns > 0) {
                 std::uint8_t* visited = stats_.visited + 2 * pair * num_sub_items_;
                 visited[a] = 1;
@@ -202,11 +239,9 @@ class CellSearch {
                     visited[num_sub_items_ + seconds[column]] = 1;
             }
             stats_.steps += static_cast<std::int64_t>(columns);
-            if (last_row || request_.expired()) {
-                stopped = true;
-                break;
-            }
+            stopped = last_row || request_.expired();
         }
+        while (opened < found) open(coming[opened++ % kComing]);
         filter(pair, *waiting, num_waiting);
         filter(pair, *filling, parts);
         return !stopped;

@@ -1,7 +1,7 @@
 #include "kernels.hpp"
 
+#include <algorithm>
 #include <array>
-#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -49,29 +49,64 @@ void sub_item_scores_portable(const float* sequence_embedding, const float* tran
     }
 
 void quantise_portable(const float* scores, std::size_t count, double highest, double scale,
-                       std::uint8_t* out){RECPRUNE_QUANTISE_BODY}
+                       std::uint8_t* out) {
+    RECPRUNE_QUANTISE_BODY
+}
 
-std::size_t filter_blocks_portable(const std::uint8_t* blocks, std::size_t rows, std::size_t begin,
-                                   std::size_t end, const std::uint8_t* tables, int limit,
-                                   std::uint64_t* mask) {
-    for (std::size_t block = begin; block < end; ++block) {
-        const std::uint8_t* codes = blocks + block * rows * kBlockItems;
-        std::uint16_t sums[kBlockItems] = {};
-        for (std::size_t row = 0; row < rows; ++row) {
-            const std::uint8_t* table = tables + row * 256;
-            for (std::size_t item = 0; item < kBlockItems; ++item)
-                sums[item] =
-                    static_cast<std::uint16_t>(sums[item] + table[codes[row * kBlockItems + item]]);
-        }
-        std::uint64_t passing = 0;
-        for (std::size_t item = 0; item < kBlockItems; ++item)
-            passing |= static_cast<std::uint64_t>(sums[item] <= limit) << item;
-        if (passing) {
-            *mask = passing;
-            return block;
-        }
+inline void prefetch_rows(const CodeRow* rows, std::size_t count, std::size_t block) {
+    for (std::size_t row = 0; row < count; ++row)
+        __builtin_prefetch(rows[row].codes + block * kBlockItems);
+}
+
+// Adds the deficits of a block's items in `count` rows, saturated at 255; returns the lowest sum.
+template <std::size_t count>
+int add_known_rows(const CodeRow* rows, std::size_t block, std::uint8_t* sums) {
+    std::array<CodeRow, count> copies;  // whatever is written to sums, these stay in registers
+    std::copy_n(rows, count, copies.begin());
+    int lowest = 255;
+    for (std::size_t item = 0; item < kBlockItems; ++item) {
+        int sum = sums[item];
+        for (const auto& [codes, deficits] : copies)
+            sum += deficits[codes[block * kBlockItems + item]];
+        lowest = sum < lowest ? sum : lowest;
+        sums[item] = static_cast<std::uint8_t>(sum < 255 ? sum : 255);
     }
-    return end;
+    return lowest;
+}
+
+// The same for any number: a few at a time, whose number is known at compile time.
+int add_rows_portable(const CodeRow* rows, std::size_t count, std::size_t block,
+                      std::uint8_t* sums) {
+    constexpr std::array kAdd = {add_known_rows<0>, add_known_rows<1>, add_known_rows<2>,
+                                 add_known_rows<3>, add_known_rows<4>, add_known_rows<5>,
+                                 add_known_rows<6>, add_known_rows<7>};
+    for (; count > 7; rows += 7, count -= 7) add_known_rows<7>(rows, block, sums);
+    return kAdd[count](rows, block, sums);
+}
+
+std::size_t find_blocks_portable(const CodeRow* rows, std::size_t near, std::size_t count,
+                                 std::size_t begin, std::size_t end, int limit,
+                                 std::uint32_t* found, std::uint8_t* sums) {
+    std::size_t num_found = 0;
+    for (std::size_t block = begin; block < end; ++block) {
+        std::uint8_t* totals = sums + num_found * kBlockItems;
+        std::fill_n(totals, kBlockItems, std::uint8_t{0});
+        if (add_rows_portable(rows, near, block, totals) > limit) continue;
+        prefetch_rows(rows + near, count - near, block);
+        found[num_found++] = static_cast<std::uint32_t>(block);
+    }
+    return num_found;
+}
+
+std::uint64_t filter_block_portable(const CodeRow* rows, std::size_t count, std::size_t block,
+                                    const std::uint8_t* sums, int limit) {
+    std::uint8_t totals[kBlockItems];
+    std::copy_n(sums, kBlockItems, totals);
+    add_rows_portable(rows, count, block, totals);
+    std::uint64_t passing = 0;
+    for (std::size_t item = 0; item < kBlockItems; ++item)
+        passing |= static_cast<std::uint64_t>(totals[item] <= limit) << item;
+    return passing;
 }
 
 std::uint32_t group_size(std::uint32_t left) {
@@ -305,57 +340,68 @@ RECPRUNE_AVX512 void convolve_avx512(const float* first, const float* second, fl
     for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + 16 * v, totals[v]);
 }
 
-// Half a table: for codes that differ only in their highest bit, the smaller deficit. One
-// permutation looks it up, and it still never exaggerates.
-struct HalfTable {
-    __m512i quarters[2];
-};
-
-RECPRUNE_AVX512 inline HalfTable load_half_table(const std::uint8_t* table) {
-    const Table whole = load_table(table);
-    return {{_mm512_min_epu8(whole.quarters[0], whole.quarters[2]),
-             _mm512_min_epu8(whole.quarters[1], whole.quarters[3])}};
+RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t count,
+                                               std::size_t block, __m512i totals) {
+    for (std::size_t row = 0; row < count; ++row) {
+        const __m512i codes = _mm512_loadu_si512(rows[row].codes + block * kBlockItems);
+        totals = _mm512_adds_epu8(totals, look_up(load_table(rows[row].deficits), codes));
+    }
+    return totals;
 }
 
-RECPRUNE_AVX512 inline __m512i look_up(const HalfTable& table, __m512i codes) {
-    return _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
-}
-
-// Half tables reject most blocks; the rest are looked at again with whole ones. More than seven
-// rows do not fit into the registers: those beyond count only in the second look.
-RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const std::uint8_t* blocks, std::size_t rows,
-                                                 std::size_t begin, std::size_t end,
-                                                 const std::uint8_t* tables, int limit,
-                                                 std::uint64_t* mask) {
-    constexpr std::size_t kMostHalves = 7;
-    HalfTable halves[kMostHalves];
-    const std::size_t num_halves = rows < kMostHalves ? rows : kMostHalves;
-    for (std::size_t row = 0; row < num_halves; ++row)
-        halves[row] = load_half_table(tables + row * 256);
+// With their number known at compile time, the tables of the near rows stay in registers. Nothing
+// here depends on a branch: every block's sums are written, and stay if the block is found.
+template <std::size_t near>
+RECPRUNE_AVX512 std::size_t find_blocks_in(const CodeRow* rows, std::size_t count,
+                                           std::size_t begin, std::size_t end, int limit,
+                                           std::uint32_t* found, std::uint8_t* sums) {
+    Table tables[near];
+    for (std::size_t row = 0; row < near; ++row) tables[row] = load_table(rows[row].deficits);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
-    auto find = [&](auto looks) RECPRUNE_AVX512 {
-        for (std::size_t block = begin; block < end; ++block) {
-            const std::uint8_t* codes = blocks + block * rows * kBlockItems;
-            __m512i sums = _mm512_setzero_si512();
-            for (std::size_t row = 0; row < looks; ++row)
-                sums = _mm512_adds_epu8(
-                    sums, look_up(halves[row], _mm512_loadu_si512(codes + row * kBlockItems)));
-            if (!_mm512_cmple_epu8_mask(sums, limits)) continue;
-            sums = _mm512_setzero_si512();
-            for (std::size_t row = 0; row < rows; ++row)
-                sums =
-                    _mm512_adds_epu8(sums, look_up(load_table(tables + row * 256),
-                                                   _mm512_loadu_si512(codes + row * kBlockItems)));
-            const __mmask64 passing = _mm512_cmple_epu8_mask(sums, limits);
-            if (passing) {
-                *mask = passing;
-                return block;
-            }
+    std::size_t num_found = 0;
+    std::size_t last_found = begin;
+    for (std::size_t block = begin; block < end; ++block) {
+        __m512i totals = _mm512_setzero_si512();
+        for (std::size_t row = 0; row < near; ++row) {
+            const __m512i codes = _mm512_loadu_si512(rows[row].codes + block * kBlockItems);
+            totals = _mm512_adds_epu8(totals, look_up(tables[row], codes));
         }
-        return end;
-    };
-    // Known at compile time, the halves stay in registers.
-    return num_halves == 7 ? find(std::integral_constant<std::size_t, 7>{}) : find(num_halves);
+        const bool passing = _mm512_cmple_epu8_mask(totals, limits) != 0;
+        _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
+        found[num_found] = static_cast<std::uint32_t>(block);
+        num_found += passing;
+        last_found = passing ? block : last_found;
+        prefetch_rows(rows + near, count - near, last_found);
+    }
+    return num_found;
+}
+
+RECPRUNE_AVX512 std::size_t find_blocks_avx512(const CodeRow* rows, std::size_t near,
+                                               std::size_t count, std::size_t begin,
+                                               std::size_t end, int limit, std::uint32_t* found,
+                                               std::uint8_t* sums) {
+    constexpr std::size_t kFewest = 3;
+    constexpr std::array kKnown = {find_blocks_in<3>, find_blocks_in<4>, find_blocks_in<5>,
+                                   find_blocks_in<6>, find_blocks_in<7>};
+    if (kFewest <= near && near < kFewest + kKnown.size())
+        return kKnown[near - kFewest](rows, count, begin, end, limit, found, sums);
+    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
+    std::size_t num_found = 0;
+    for (std::size_t block = begin; block < end; ++block) {
+        const __m512i totals = add_rows_avx512(rows, near, block, _mm512_setzero_si512());
+        if (!_mm512_cmple_epu8_mask(totals, limits)) continue;
+        _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
+        prefetch_rows(rows + near, count - near, block);
+        found[num_found++] = static_cast<std::uint32_t>(block);
+    }
+    return num_found;
+}
+
+RECPRUNE_AVX512 std::uint64_t filter_block_avx512(const CodeRow* rows, std::size_t count,
+                                                  std::size_t block, const std::uint8_t* sums,
+                                                  int limit) {
+    const __m512i totals = add_rows_avx512(rows, count, block, _mm512_loadu_si512(sums));
+    return _mm512_cmple_epu8_mask(totals, _mm512_set1_epi8(static_cast<char>(limit)));
 }
 
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
@@ -454,16 +500,17 @@ const std::vector<Kernels>& available_kernels() {
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
             __builtin_cpu_supports("avx512vbmi2"))
-            found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512,
-                             filter_blocks_avx512, filter_cells_avx512, false, fill_pairs_avx2,
+            found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512, find_blocks_avx512,
+                             filter_block_avx512, filter_cells_avx512, false, fill_pairs_avx2,
                              select_avx512, convolve_avx512});
         if (__builtin_cpu_supports("avx2"))
-            found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, filter_blocks_portable,
-                             filter_cells_avx2, true, fill_pairs_avx2, select_avx2, convolve_avx2});
+            found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, find_blocks_portable,
+                             filter_block_portable, filter_cells_avx2, true, fill_pairs_avx2,
+                             select_avx2, convolve_avx2});
 #endif
         found.push_back({"portable", sub_item_scores_portable, quantise_portable,
-                         filter_blocks_portable, filter_cells_portable, true, fill_pairs_portable,
-                         select_portable, convolve_portable});
+                         find_blocks_portable, filter_block_portable, filter_cells_portable, true,
+                         fill_pairs_portable, select_portable, convolve_portable});
         return found;
     }();
     return kernels;

@@ -12,6 +12,12 @@ namespace recprune {
 
 constexpr std::size_t kBlockItems = 64;
 
+// The codes of all blocks in one split, 64 a block, and the 256 deficits that belong to them.
+struct CodeRow {
+    const std::uint8_t* codes;
+    const std::uint8_t* deficits;
+};
+
 // A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
 // pairs together, are within these limits.
 struct CellPart {
@@ -39,12 +45,18 @@ struct Kernels {
     void (*quantise)(const float* scores, std::size_t count, double highest, double scale,
                      std::uint8_t* out);
 
-    // Finds the first block in [begin, end) with an item whose deficits in `rows` splits add up to
-    // at most `limit` (≤ 254); returns `end` if there is none. `mask` says which items.
-    // A block is `rows` rows of 64 codes; `tables` has 256 deficits for each row.
-    std::size_t (*filter_blocks)(const std::uint8_t* blocks, std::size_t rows, std::size_t begin,
-                                 std::size_t end, const std::uint8_t* tables, int limit,
-                                 std::uint64_t* mask);
+    // Finds the blocks in [begin, end) with an item whose deficits in the first `near` of `count`
+    // rows add up to at most `limit` (≤ 254), and asks for the other rows of these blocks. Writes
+    // the blocks and, 64 for each, their items' sums, saturated at 255; returns how many. There is
+    // room for one more than all blocks.
+    std::size_t (*find_blocks)(const CodeRow* rows, std::size_t near, std::size_t count,
+                               std::size_t begin, std::size_t end, int limit, std::uint32_t* found,
+                               std::uint8_t* sums);
+
+    // Which items of a block have sums that, with their deficits in these rows, are at most `limit`
+    // (≤ 254).
+    std::uint64_t (*filter_block)(const CodeRow* rows, std::size_t count, std::size_t block,
+                                  const std::uint8_t* sums, int limit);
 
     // Writes the positions of the items that pass to `survivors` and returns how many; there is
     // room for one more than the parts, together at most kBatchItems, have items. Parts begin with

@@ -15,16 +15,20 @@ namespace recprune {
 
 constexpr Item kNoItem = 0xFFFFFFFFu;  // fills up the last block of a list
 
-// Items grouped by their sub-item id in the first split; the codes of the other splits in blocks of
-// 64 items, row by row. Views: the memory belongs to NumPy.
+// Items grouped by their sub-item id in the first split, in blocks of 64 items; the codes of the
+// other splits, a row for each: whoever does not need a row does not read it. Views: the memory
+// belongs to NumPy.
 struct ListLayout {
     std::span<const std::int64_t> block_offsets;  // [num_sub_items + 1]: the blocks of each list
-    std::span<const std::uint8_t> blocks;         // [num_blocks][num_splits − 1][64]
+    std::span<const std::uint8_t> codes;          // [num_splits − 1][num_blocks][64]
     std::span<const Item> items;                  // [num_blocks][64]
     std::size_t num_splits;
     std::size_t num_sub_items;
 
     std::size_t rows() const { return num_splits - 1; }
+    const std::uint8_t* row(std::size_t number) const {
+        return codes.data() + number * items.size();
+    }
 
     // Which items of a block, the last of its list, are more than padding.
     std::uint64_t real_items(std::size_t block) const {
@@ -37,9 +41,9 @@ struct ListLayout {
     // The exact score: the oracle's additions in the oracle's order, without bias.
     float score(const float* scores, std::size_t list, std::size_t block, std::size_t lane) const {
         float sum = scores[list];
-        const std::uint8_t* codes = blocks.data() + block * rows() * kBlockItems + lane;
-        for (std::size_t row = 0; row < rows(); ++row)
-            sum += scores[(row + 1) * num_sub_items + codes[row * kBlockItems]];
+        const std::size_t place = block * kBlockItems + lane;
+        for (std::size_t split = 1; split < num_splits; ++split)
+            sum += scores[split * num_sub_items + row(split - 1)[place]];
         return sum;
     }
 };
@@ -57,20 +61,18 @@ inline void count_list_blocks(std::span<const std::uint8_t> codes, std::size_t n
 
 inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t num_items,
                              std::size_t num_splits, std::span<const std::int64_t> block_offsets,
-                             std::span<std::uint8_t> blocks, std::span<Item> items) {
+                             std::span<std::uint8_t> rows, std::span<Item> items) {
     std::fill(items.begin(), items.end(), kNoItem);
-    std::fill(blocks.begin(), blocks.end(), std::uint8_t{0});
+    std::fill(rows.begin(), rows.end(), std::uint8_t{0});
     std::vector<std::size_t> cursor(block_offsets.size() - 1);
     for (std::size_t list = 0; list < cursor.size(); ++list)
         cursor[list] = static_cast<std::size_t>(block_offsets[list]) * kBlockItems;
-    const std::size_t rows = num_splits - 1;
     for (std::size_t item = 0; item < num_items; ++item) {
         const std::uint8_t* code = codes.data() + item * num_splits;
         const std::size_t place = cursor[code[0]]++;
         items[place] = static_cast<Item>(item);
-        const std::size_t first = place / kBlockItems * rows * kBlockItems + place % kBlockItems;
-        for (std::size_t row = 0; row < rows; ++row)
-            blocks[first + row * kBlockItems] = code[row + 1];
+        for (std::size_t split = 1; split < num_splits; ++split)
+            rows[(split - 1) * items.size() + place] = code[split];
     }
 }
 

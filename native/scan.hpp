@@ -2,8 +2,11 @@
 // deficits, and the few that it cannot reject are scored.
 //
 // The filter is the table look-up in registers of "fast scan" (André, Kermarrec and Le Scouarnec,
-// VLDB 2015), here with all 256 entries and with sums that provably never reject a winner. Lists
-// are taken in descending order of their sub-item's score: principle P1 of RecJPQPrune.
+// VLDB 2015), here with all 256 entries and with sums that provably never reject a winner. The best
+// lists, those of the sub-items with the highest scores, come first: principle P1 of RecJPQPrune.
+//
+// What bounds a scan is the memory that it reads. So the splits that reject the most are looked at
+// first, for all blocks, and the others only for the few blocks that are left.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +14,10 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "deficits.hpp"
 #include "kernels.hpp"
@@ -33,7 +39,9 @@ class ListScan {
           request_(request),
           deficits_(deficits),
           top_(top),
-          stats_(stats) {
+          stats_(stats),
+          rows_(layout.rows()),
+          near_(std::min(kUsualNear, rows_.size())) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
@@ -45,10 +53,12 @@ class ListScan {
         quantised_ = false;
         if (top_.full()) tighten();
         const std::size_t stop = std::min(rank_ + num_lists, layout_.num_sub_items);
-        sort_up_to(stop);
+        const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
+        sort_up_to(to_the_end ? std::min(stop, rank_ + kBestLists) : stop);
         for (; rank_ < stop; ++rank_) {
             const std::size_t list = order_[rank_];
             if (quantised_ && deficits_.of_split(0)[list] > limit_) {
+                if (rank_ >= num_sorted_) continue;
                 rank_ = layout_.num_sub_items;  // lists only get worse from here
                 break;
             }
@@ -81,7 +91,19 @@ class ListScan {
     std::span<const std::uint16_t> scanned() const { return {order_.data(), rank_}; }
 
   private:
-    // The best lists first; the order of those that are not reached does not matter.
+    static constexpr std::size_t kBestLists = 16;    // then the threshold is good enough
+    static constexpr std::size_t kLongStretch = 64;  // blocks
+    static constexpr std::size_t kFewestNear = 3;
+    static constexpr std::size_t kUsualNear = 5;
+
+    // Whether a request to stop could come before the lists are done: then they are all sorted.
+    bool may_stop() const {
+        const auto left = static_cast<std::int64_t>(layout_.num_sub_items - rank_);
+        return request_.has_deadline() || request_.max_steps - stats_.steps < left;
+    }
+
+    // The best of the lists that are left come first, sorted, the others as they lie in memory:
+    // by then the threshold hardly rises, and memory likes to be read in order.
     void sort_up_to(std::size_t stop) {
         std::array<std::uint64_t, 256> keys;
         for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
@@ -91,8 +113,15 @@ class ListScan {
             return keys.begin() + static_cast<std::ptrdiff_t>(rank);
         };
         std::partial_sort(place(rank_), place(stop), place(layout_.num_sub_items));
-        for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
-            order_[rank] = static_cast<std::uint16_t>(keys[rank]);
+        num_sorted_ = stop;
+        std::array<bool, 256> sorted{};
+        for (std::size_t rank = 0; rank < stop; ++rank) {
+            if (rank >= rank_) order_[rank] = static_cast<std::uint16_t>(keys[rank]);
+            sorted[order_[rank]] = true;
+        }
+        for (std::size_t list = 0; list < layout_.num_sub_items; ++list) {
+            if (!sorted[list]) order_[stop++] = static_cast<std::uint16_t>(list);
+        }
     }
 
     // As integers, these compare like the scores, the highest first; integers sort faster.
@@ -105,21 +134,60 @@ class ListScan {
         if (stats_.visited) stats_.visited[list] = 1;  // the lists are those of the first split
         auto block = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
-        const auto items = static_cast<std::int64_t>((end - block) * kBlockItems);
-        stats_.items_touched += items;
-        stats_.bytes_touched += items * static_cast<std::int64_t>(layout_.rows());
-        while (block < end) {
-            std::uint64_t mask = ~0ull;  // without a threshold everything is scored
-            if (quantised_) {
-                const int left = limit_ - deficits_.of_split(0)[list];
-                if (left < 0) return;
-                block = kernels_.filter_blocks(layout_.blocks.data(), layout_.rows(), block, end,
-                                               deficits_.of_split(1), left, &mask);
-                if (block == end) return;
-            }
-            if (block + 1 == end) mask &= layout_.real_items(block);
-            score_block(list, block++, mask);
+        stats_.items_touched += static_cast<std::int64_t>((end - block) * kBlockItems);
+        for (; block < end && !quantised_; ++block) {  // without a threshold everything is scored
+            count_bytes(rows_.size());
+            score_block(list, block, block + 1 == end ? layout_.real_items(block) : ~0ull);
         }
+        std::array<std::uint32_t, kLongStretch + 1> found;
+        std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
+        while (block < end) {
+            const int left = limit_ - deficits_.of_split(0)[list];
+            if (left < 0) return;
+            std::size_t stop = std::min(block + stretch_, end);
+            const std::size_t num_found = kernels_.find_blocks(
+                rows_.data(), near_, rows_.size(), block, stop, left, found.data(), sums.data());
+            const std::size_t num_blocks = stop - block;
+            count_bytes(num_blocks * near_ + num_found * (rows_.size() - near_));
+            const double slack_of_sums = slack_of_tables_;
+            for (std::size_t at = 0; at < num_found; ++at) {
+                settle(list, found[at], &sums[at * kBlockItems], end);
+                if (slack_of_tables_ != slack_of_sums) {  // new tables: the sums are worth nothing
+                    stop = found[at] + std::size_t{1};
+                    break;
+                }
+            }
+            adapt(num_blocks, num_found);
+            block = stop;
+        }
+    }
+
+    void count_bytes(std::size_t block_rows) {
+        stats_.bytes_touched += static_cast<std::int64_t>(block_rows * kBlockItems);
+    }
+
+    // A block that its near rows could not reject; the limit may have fallen since.
+    void settle(std::size_t list, std::size_t block, const std::uint8_t* sums, std::size_t end) {
+        const int left = limit_ - deficits_.of_split(0)[list];
+        if (left < 0) return;
+        std::uint64_t mask =
+            kernels_.filter_block(rows_.data() + near_, rows_.size() - near_, block, sums, left);
+        if (mask && block + 1 == end) mask &= layout_.real_items(block);
+        if (mask) score_block(list, block, mask);
+    }
+
+    // A near row costs something for every block, the far ones cost much for the blocks that the
+    // near ones do not reject. One row more or less changes their number by a factor of about ten.
+    void adapt(std::size_t blocks, std::size_t found) {
+        stretch_ = std::min(2 * stretch_, kLongStretch);
+        num_seen_ += blocks;
+        num_found_ += found;
+        if (num_seen_ < 4 * kLongStretch) return;
+        if (num_found_ * 8 > num_seen_ && near_ < rows_.size())
+            ++near_;
+        else if (num_found_ * 100 < num_seen_ && near_ > kFewestNear)
+            --near_;
+        num_seen_ = num_found_ = 0;
     }
 
     void score_block(std::size_t list, std::size_t block, std::uint64_t mask) {
@@ -144,8 +212,23 @@ class ListScan {
             deficits_.quantise(slack);
             slack_of_tables_ = slack;
             quantised_ = true;
+            sort_rows();
         }
         limit_ = std::min(deficits_.limit(slack), kTargetLimit);
+    }
+
+    // The splits with the largest deficits on average first: they reject the most.
+    void sort_rows() {
+        std::vector<std::pair<int, std::size_t>> order;
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+            const std::uint8_t* deficits = deficits_.of_split(row + 1);
+            order.emplace_back(-std::accumulate(deficits, deficits + 256, 0), row);
+        }
+        std::sort(order.begin(), order.end());
+        for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
+            const std::size_t row = order[rank].second;
+            rows_[rank] = {layout_.row(row), deficits_.of_split(row + 1)};
+        }
     }
 
     const ListLayout& layout_;
@@ -157,6 +240,12 @@ class ListScan {
     Stats& stats_;
     std::array<std::uint16_t, 256> order_{};
     std::size_t rank_ = 0;
+    std::size_t num_sorted_ = 0;
+    std::vector<CodeRow> rows_;  // those that reject the most come first
+    std::size_t near_;           // how many of them every block is held against
+    std::size_t stretch_ = 8;    // blocks between two looks at the limit, few while it falls fast
+    std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
+    std::size_t num_found_ = 0;
     bool quantised_ = false;
     int limit_ = 0;
     double slack_of_tables_ = 0.0;

@@ -79,27 +79,30 @@ static_assert(sizeof(Record) == 8 * sizeof(std::int64_t));
 // When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
 // result hangs on them.
 struct CostModel {
-    // Nanoseconds. A scan streams seven bytes an item; a cell is two or three cache misses.
-    static double scan(double num_items) { return 0.28 * num_items; }
-    static double cell(double num_items) {
-        return 35.0 + 0.3 * num_items / static_cast<double>(kCells);
+    // Nanoseconds. A scan streams four to seven bytes an item; a cell is two or three cache misses.
+    // Where tables are not looked up in registers, both are bound by look-ups instead.
+    static double scan(double num_items, const Kernels& kernels) {
+        return (kernels.needs_pair_tables ? 2.2 : 0.24) * num_items;
+    }
+    static double cell(double num_items, const Kernels& kernels) {
+        const double items = num_items / static_cast<double>(kCells);
+        return kernels.needs_pair_tables ? 80.0 + 1.5 * items : 35.0 + 0.3 * items;
     }
     // A catalogue smaller than this is scanned before cells could be sorted out.
     static constexpr std::size_t kFewItems = 50'000;
     // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
     static constexpr std::size_t kManyItems = 4'000'000;
-    static std::size_t first_lists(std::size_t k) {
-        return std::clamp<std::size_t>(2 * k + 4, 7, 32);
-    }
+    static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 32); }
     // If only one item in so many is allowed, these are scored one by one.
     static constexpr std::size_t kSelective = 32;
 };
 
-inline CellSettings cell_settings(std::size_t items, std::size_t k, bool may_scan) {
+inline CellSettings cell_settings(std::size_t items, std::size_t k, bool may_scan,
+                                  const Kernels& kernels) {
     const auto num_items = static_cast<double>(items);
     const double first = 800.0 * std::pow(1e6 / std::max(num_items, 1e6), 0.3) *
                          std::sqrt(static_cast<double>(std::max<std::size_t>(k, 10)) / 10.0);
-    const double most = CostModel::scan(num_items) / CostModel::cell(num_items);
+    const double most = CostModel::scan(num_items, kernels) / CostModel::cell(num_items, kernels);
     return {first, may_scan ? most : std::numeric_limits<double>::infinity()};
 }
 
@@ -136,7 +139,8 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
                 lists.run(CostModel::first_lists(query.k)))
                 return Method::scan;
             const bool may_scan = request.method == Method::automatic;
-            const CellSettings settings = cell_settings(index.num_items, query.k, may_scan);
+            const CellSettings settings =
+                cell_settings(index.num_items, query.k, may_scan, *request.kernels);
             if (search_cells(*index.cells, index.codes.data(), *request.kernels, query,
                              index.num_sub_items, settings, lists.scanned(), limits, deficits, top,
                              stats))

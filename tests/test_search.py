@@ -169,6 +169,34 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
                 assert_same(top, expected, (isa, method))
 
 
+@settings(max_examples=FUZZ // 20 or 100, derandomize=not FUZZ)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([3, 8, 12, 12]),
+    st.sampled_from([1, 10, 1000, 1000]),
+    st.floats(0.5, 3.0),
+)
+def test_a_scan_of_long_lists_changes_its_mind_and_stays_exact(
+    seed: int, num_splits: int, k: int, variety: float
+) -> None:
+    """Two lists of many blocks: threshold, tables and the order of the rows change inside."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (40_000, num_splits)).astype(np.uint8)
+    codes[:, 0] %= 2
+    # Splits of different shapes: which of them rejects the most depends on the threshold.
+    powers = np.exp(variety * (rng.random((num_splits, 1)) - 0.5))
+    scores = (-(np.abs(rng.standard_normal((num_splits, 256))) ** powers)).astype(np.float32)
+    # Better and better items, so that the threshold rises all the way.
+    best = np.argsort(np.argsort(-scores, axis=1), axis=1)[np.arange(num_splits), codes]
+    codes = codes[np.argsort(-best.sum(axis=1) + rng.normal(0, 200, len(codes)))]
+    index = Index.build(codes, np.ones((num_splits, 256, 1), np.float32), layout="compact")
+    expected = reference.exhaustive(scores, codes, k)
+    with pytest.MonkeyPatch.context() as patch:
+        for isa in ISAS:
+            patch.setenv("RECPRUNE_ISA", isa)
+            assert_same(index.search_scores(scores, k), expected, isa)
+
+
 @pytest.mark.usefixtures("isa")
 def test_last_moment_winners() -> None:
     """The best item sits where every bound is weakest: it is only just worth looking at."""

@@ -51,7 +51,7 @@ from recprune.types import (
 Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
-_VERSION = 2
+_VERSION = 3
 
 
 class Index:
@@ -84,7 +84,7 @@ class Index:
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
         if "list_offsets" in arrays:
             self._native.set_lists(
-                arrays["list_offsets"], arrays["list_blocks"], arrays["list_items"]
+                arrays["list_offsets"], arrays["list_codes"], arrays["list_items"]
             )
         if "cell_offsets" in arrays:
             self._native.set_cells(
@@ -130,7 +130,7 @@ class Index:
             arrays["codes"] = np.array(checked)  # our own: nobody may change it under us
         if narrow:
             lists = _native.build_lists(checked, num_sub_items)
-            arrays |= dict(zip(("list_offsets", "list_blocks", "list_items"), lists, strict=True))
+            arrays |= dict(zip(("list_offsets", "list_codes", "list_items"), lists, strict=True))
         if narrow and layout != "compact" and num_splits == 8:
             cells = _native.build_cells(checked, threads)
             arrays |= dict(zip(("cell_offsets", "cell_keys", "cell_items"), cells, strict=True))
@@ -399,14 +399,14 @@ class Index:
         """Return item-major codes; a compact index puts them together from its lists."""
         if "codes" in self._arrays:
             return self._arrays["codes"]
-        offsets, blocks = self._arrays["list_offsets"], self._arrays["list_blocks"]
+        offsets, rows = self._arrays["list_offsets"], self._arrays["list_codes"]
         items = self._arrays["list_items"]
         codes = np.empty((self.num_items, self.num_splits), np.uint8)
         real = items != np.uint32(0xFFFFFFFF)
         lists = np.repeat(np.arange(self.num_sub_items), np.diff(offsets))
         codes[items[real], 0] = np.broadcast_to(lists[:, None], items.shape)[real]
         for split in range(1, self.num_splits):
-            codes[items[real], split] = blocks[:, split - 1][real]
+            codes[items[real], split] = rows[split - 1][real]
         return codes
 
     def _dense_items(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from recprune.training import EpochReport
 
 KIND = "recommender"
-_VERSION = 1
+_VERSION = 2
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
