@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ from tests.test_recommender import walks
 CLI = [sys.executable, "-m", "recprune.cli"]
 PATIENCE_S = 30.0  # far more than anything here takes; a test that waits so long has failed
 WIDTH = 32
+HISTORY = ["a", "tea é7", "n"]
 Json = dict[str, Any]
 
 
@@ -45,11 +51,11 @@ def save_recommender(folder: Path, seed: int = 0, ids: str = "strings") -> Recom
     return Recommender.load(folder)
 
 
-def save_index(folder: Path, num_items: int, seed: int = 0) -> Index:
+def save_index(folder: Path, num_items: int, seed: int = 0, width: int = WIDTH) -> Index:
     """Save an index of random items."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 256, (num_items, 8), np.uint8)
-    index = Index.build(codes, rng.standard_normal((8, 256, WIDTH // 8)).astype(np.float32))
+    index = Index.build(codes, rng.standard_normal((8, 256, width // 8)).astype(np.float32))
     index.save(folder)
     return index
 
@@ -138,6 +144,105 @@ def serving(
         service.stop()
 
 
+def replace(folder: Path, source: Path) -> None:
+    """Put a copy of another folder in the place of one, in one step for whoever opens it."""
+    fresh, old = folder.with_name("fresh"), folder.with_name("old")
+    shutil.copytree(source, fresh)
+    folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old)
+
+
+def expected(folder: Path) -> list[Any]:
+    return Recommender.load(folder).recommend([HISTORY], 5).items[0]
+
+
+def events_of(service: Service) -> list[str]:
+    return [entry["event"] for entry in service.logged()]
+
+
+def damaged(source: Path, place: Path, how: str) -> Path:
+    """Return a copy of a folder that something has happened to."""
+    copy = shutil.copytree(source, place / f"damaged {how}")
+    codes = copy / "index_codes.npy"
+    if how == "truncated":
+        os.truncate(codes, codes.stat().st_size // 2)
+    elif how == "a bit":
+        content = bytearray(codes.read_bytes())
+        content[-1] ^= 1
+        codes.write_bytes(content)
+    elif how == "no manifest":
+        (copy / "manifest.json").unlink()
+    return copy
+
+
+class Load:
+    """Clients in threads that ask all the time, each over a connection of its own."""
+
+    def __init__(self, service: Service, *, keep_alive: bool) -> None:
+        self.answers: list[tuple[float, str, list[Any]]] = []  # when asked, version, and items
+        self.failures: list[str] = []
+        self._url = service.url
+        self._keep_alive = keep_alive
+        self._end = threading.Event()
+
+    @contextmanager
+    def running(self, threads: int = 4) -> Iterator[Load]:
+        with ThreadPoolExecutor(threads) as pool:
+            jobs = [pool.submit(self._ask) for _ in range(threads)]
+            try:
+                wait_until(lambda: len(self.answers) > 20, "answers under load")
+                yield self
+            finally:
+                self._end.set()
+            for job in jobs:
+                job.result()
+
+    def more(self, count: int = 20) -> None:
+        """Wait for so many further answers."""
+        reached = len(self.answers) + count
+        wait_until(lambda: len(self.answers) >= reached, "further answers")
+
+    def _ask(self) -> None:
+        headers = {} if self._keep_alive else {"connection": "close"}
+        with httpx.Client(base_url=self._url, headers=headers, timeout=PATIENCE_S) as client:
+            while not self._end.is_set():
+                asked = time.monotonic()
+                try:
+                    found = client.post("/recommend", json={"history": HISTORY, "k": 5})
+                except httpx.TransportError as error:
+                    self.failures.append(type(error).__name__)
+                    continue
+                if found.status_code != 200:
+                    self.failures.append(found.text)
+                    continue
+                body = found.json()
+                self.answers.append((asked, body["version"], items_of(body["answers"][0])))
+
+
+def received(connection: socket.socket) -> bytes:
+    """Read until the other side ends it."""
+    connection.settimeout(PATIENCE_S)
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def wait_for_workers(service: Service, count: int) -> None:
+    """Wait until as many workers have answered."""
+
+    def have_answered() -> bool:
+        httpx.get(f"{service.url}/healthz")  # over a connection of its own
+        answered = {entry["process"] for entry in service.logged() if entry["event"] == "request"}
+        return len(answered & set(service.workers)) == count
+
+    wait_until(have_answered, f"{count} workers at work")
+
+
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -159,6 +264,7 @@ def error_of(response: httpx.Response) -> tuple[int, str, str]:
     """Return status, code and message of an answer that is an error, and nothing but that."""
     (error,) = response.json().values()
     assert set(error) == {"code", "message"}
-    assert "/" not in error["message"].replace("/search", "").replace("/events", ""), "no path"
+    no_paths = re.sub("/search|/events|application/json", "", error["message"])
+    assert "/" not in no_paths
     assert "Traceback" not in error["message"]
     return response.status_code, error["code"], error["message"]

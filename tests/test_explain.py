@@ -254,7 +254,7 @@ def test_what_would_cost_too_much_is_left_out() -> None:
     index = Index.build(codes, np.ones((1, 2, 256), np.float32))
     told = explain(index, np.ones(256, np.float32), 2)
     assert run_of(told, "default").unavailable == (
-        "needs 68 MiB for all item vectors, too much to build for this"
+        "needs 68 MiB for all item vectors, and the service allows 64"
     )
     assert run_of(told, "cells").unavailable.startswith("needs 8 splits")
 

@@ -211,7 +211,10 @@ def test_what_is_shown_is_what_the_service_says(server: Service, open_page: Open
     brightness = [sum(colours[at : at + 3]) for at in range(0, 4 * 256, 4)]
     assert brightness == sorted(brightness), "the best is the darkest"
     assert brightness[0] < brightness[-1]
-    visited = explained["trace"]["points"][-1]["visited"]
+    runs = {run["method"]: run for run in explained["methods"]}
+    expect(page.get_by_role("combobox", name="Visited by")).to_have_value(answer["method"])
+    expect(page.locator("#heat-words")).to_contain_text("Colours go by a score’s rank")
+    visited = runs[answer["method"]]["visited"]
     for split, count in enumerate(visited):
         width = page.locator(".heat-visited > div").nth(split).evaluate("bar => bar.style.width")
         assert float(width.rstrip("%")) == pytest.approx(100 * count / 256, abs=0.01)
@@ -246,6 +249,7 @@ def test_what_is_shown_is_what_the_service_says(server: Service, open_page: Open
         assert row[-1] == "✓ identical"
         assert number(row[3]) == run["items_scored"]
         assert re.fullmatch(r"[\d.]+ (µs|ms)", row[1])
+        assert run["ran"] in row[0], "what ran, where it is not what was asked for"
     expect(page.locator("#methods-words")).to_contain_text("All 6 methods return the same items")
     take_screenshot(page, "light")
 
@@ -263,12 +267,16 @@ def test_the_step_moves_through_the_search(server: Service, open_page: Open) -> 
         )
         return sum(float(width.rstrip("%")) for width in widths) * 2.56
 
-    assert visited() == pytest.approx(sum(points[-1]["visited"]), abs=0.1)
     slider.press("Home")
     expect(page.locator("#step-now")).to_have_text("0")
+    expect(page.get_by_role("combobox", name="Visited by")).to_have_value("recjpqprune")
     assert visited() == 0
     slider.press("ArrowRight")
     assert visited() == pytest.approx(points[1]["step"], abs=0.1)
+    slider.press("End")
+    assert visited() == pytest.approx(sum(points[-1]["visited"]), abs=0.1)
+    slider.press("Home")
+    slider.press("ArrowRight")
     expect(page.locator("#step-words")).to_contain_text(
         f"{points[1]['items_scored']:,} items scored"
     )
@@ -464,6 +472,14 @@ def test_what_the_catalogue_does_not_have(server: Service, open_page: Open) -> N
     page.get_by_role("textbox", name="User id").fill("bert")
     recommend(page)
     expect(page.locator("#remark")).to_have_text("Not in the catalogue: gone. The rest was used.")
+    event = {"user": "carl", "item": "gone", "timestamp": 1, "key": "1"}
+    server.post("/events", {"events": [event]}).raise_for_status()
+    page.get_by_role("textbox", name="User id").fill("carl")
+    recommend(page)
+    expect(page.locator("#remark")).to_have_text(
+        "Not in the catalogue: gone. That is the whole history, so these are the most popular "
+        "items. Nothing was searched."
+    )
 
 
 def test_keys_crowds_and_silence(grocery: Path, tmp_path: Path, open_page: Open) -> None:

@@ -109,3 +109,20 @@ def test_a_gate_lets_so_many_in_and_no_more() -> None:
     assert noted[:3] == [(1, 0), (2, 0), (2, 1)]
     assert noted[-1] == (0, 0)
     wait_until(lambda: not any("test" in t.name for t in threading.enumerate()), "the threads' end")
+
+
+def test_who_does_not_wait_any_longer_leaves_the_work_its_place() -> None:
+    held = threading.Event()
+    gate = Gate("test", running=1, waiting=0, changed=lambda _, __: None)
+
+    async def go() -> None:
+        with pytest.raises(TimeoutError):
+            await gate.run(lambda: held.wait(20), 0.01)
+        assert gate.running == 1, "the thread is still at it"
+        held.set()
+        while gate.is_full:
+            await asyncio.sleep(0.001)
+        assert await gate.run(lambda: 7, 20) == 7
+
+    asyncio.run(asyncio.wait_for(go(), 20))
+    gate.close()

@@ -8,36 +8,36 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
 from recprune import Index
-from recprune.recommender import Recommender
 from tests.histories_places import RedisServer
 from tests.serving import (
-    CLI,
+    HISTORY,
     PATIENCE_S,
     WIDTH,
+    Load,
     Service,
+    damaged,
     error_of,
+    events_of,
+    expected,
     items_of,
+    received,
+    replace,
     save_index,
     save_recommender,
     serving,
     wait_until,
 )
-
-HISTORY = ["a", "tea é7", "n"]
 
 
 @pytest.fixture(scope="module")
@@ -61,147 +61,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large") / "index"
     save_index(folder, 300_000)
     return folder
-
-
-def replace(folder: Path, source: Path) -> None:
-    """Put a copy of another folder in the place of one, in one step for whoever opens it."""
-    fresh, old = folder.with_name("fresh"), folder.with_name("old")
-    shutil.copytree(source, fresh)
-    folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old)
-
-
-def expected(folder: Path) -> list[Any]:
-    return Recommender.load(folder).recommend([HISTORY], 5).items[0]
-
-
-def events_of(service: Service) -> list[str]:
-    return [entry["event"] for entry in service.logged()]
-
-
-class Load:
-    """Clients in threads that ask all the time, each over a connection of its own."""
-
-    def __init__(self, service: Service, *, keep_alive: bool) -> None:
-        self.answers: list[tuple[float, str, list[Any]]] = []  # when asked, version, and items
-        self.failures: list[str] = []
-        self._url = service.url
-        self._keep_alive = keep_alive
-        self._end = threading.Event()
-
-    @contextmanager
-    def running(self, threads: int = 4) -> Iterator[Load]:
-        with ThreadPoolExecutor(threads) as pool:
-            jobs = [pool.submit(self._ask) for _ in range(threads)]
-            try:
-                wait_until(lambda: len(self.answers) > 20, "answers under load")
-                yield self
-            finally:
-                self._end.set()
-            for job in jobs:
-                job.result()
-
-    def more(self, count: int = 20) -> None:
-        """Wait for so many further answers."""
-        reached = len(self.answers) + count
-        wait_until(lambda: len(self.answers) >= reached, "further answers")
-
-    def _ask(self) -> None:
-        headers = {} if self._keep_alive else {"connection": "close"}
-        with httpx.Client(base_url=self._url, headers=headers, timeout=PATIENCE_S) as client:
-            while not self._end.is_set():
-                asked = time.monotonic()
-                try:
-                    found = client.post("/recommend", json={"history": HISTORY, "k": 5})
-                except httpx.TransportError as error:
-                    self.failures.append(type(error).__name__)
-                    continue
-                if found.status_code != 200:
-                    self.failures.append(found.text)
-                    continue
-                body = found.json()
-                self.answers.append((asked, body["version"], items_of(body["answers"][0])))
-
-
-# Reloads -----------------------------------------------------------------------------------------
-
-
-def test_reloads_under_load_fail_no_request(folder: Path, saved: list[Path]) -> None:
-    right = [expected(source) for source in saved]
-    assert right[0] != right[1]
-    with serving(folder, "--workers", "2", "--max-waiting", "50") as service:
-        versions = [service.client.get("/readyz").json()["version"]]
-        with Load(service, keep_alive=True).running() as load:
-            for turn in (1, 0, 1):
-                replace(folder, saved[turn])
-                if turn:
-                    answer = service.client.post("/admin/reload")
-                    assert answer.status_code == 200, answer.text
-                    assert answer.json()["workers"] == 2
-                    versions.append(answer.json()["version"])
-                else:
-                    service.process.send_signal(signal.SIGHUP)
-                    wait_until(lambda: events_of(service).count("reloaded") == 2, "a reload of all")
-                done = time.monotonic()
-                load.more(40)
-                # Whoever asks after a reload gets the new one, from every worker.
-                late = {version for asked, version, _ in load.answers if asked > done}
-                assert late == {versions[turn]}
-        assert not load.failures
-        assert versions[0] != versions[1] == versions[2]
-        by_version = {versions[0]: right[0], versions[1]: right[1]}
-        assert all(items == by_version[version] for _, version, items in load.answers)
-        assert service.metric('recprune_reloads{outcome="ok"}') == 3
-
-
-def damaged(source: Path, place: Path, how: str) -> Path:
-    """Return a copy of a folder that something has happened to."""
-    copy = shutil.copytree(source, place / f"damaged {how}")
-    codes = copy / "index_codes.npy"
-    if how == "truncated":
-        os.truncate(codes, codes.stat().st_size // 2)
-    elif how == "a bit":
-        content = bytearray(codes.read_bytes())
-        content[-1] ^= 1
-        codes.write_bytes(content)
-    elif how == "no manifest":
-        (copy / "manifest.json").unlink()
-    return copy
-
-
-@pytest.mark.parametrize("how", ["truncated", "a bit", "no manifest"])
-def test_a_bad_folder_leaves_the_old_one_serving(
-    folder: Path, saved: list[Path], tmp_path: Path, how: str
-) -> None:
-    right = expected(saved[0])
-    bad = damaged(saved[1], tmp_path, how)
-    with serving(folder, "--workers", "2") as service:
-        version = service.client.get("/readyz").json()["version"]
-        replace(folder, bad)
-        status, code, message = error_of(service.client.post("/admin/reload"))
-        assert (status, code) == (409, "reload_failed")
-        assert message.startswith("served" if how == "no manifest" else "index_codes.npy")
-        for _ in range(6):  # whichever worker answers
-            assert items_of(service.recommend(history=HISTORY, k=5)) == right
-            assert service.client.get("/readyz").json()["version"] == version
-        assert service.metric('recprune_reloads{outcome="failed"}') == 1
-        replace(folder, saved[1])
-        assert service.client.post("/admin/reload").json()["workers"] == 2
-        assert items_of(service.recommend(history=HISTORY, k=5)) == expected(saved[1])
-
-
-def test_a_bad_folder_is_not_served_in_the_first_place(saved: list[Path], tmp_path: Path) -> None:
-    for folder, message in (
-        (damaged(saved[0], tmp_path, "truncated"), "index_codes.npy"),
-        (tmp_path / "missing", "No such file"),
-    ):
-        done = subprocess.run(
-            [*CLI, "serve", str(folder), "--port", "0"], capture_output=True, text=True
-        )
-        assert done.returncode == 2
-        assert message in done.stderr.splitlines()[-1]
-        assert "Traceback" not in done.stderr
 
 
 # Processes ---------------------------------------------------------------------------------------
@@ -269,7 +128,8 @@ def test_workers_end_with_their_supervisor(folder: Path) -> None:
 
 
 def test_what_has_begun_is_finished_before_the_end(large: Path) -> None:
-    with serving(large, "--max-running", "1") as service, ThreadPoolExecutor(6) as pool:
+    options = ("--max-running", "1", "--max-batch-items", "64000")
+    with serving(large, *options) as service, ThreadPoolExecutor(6) as pool:
         question = {"batch": np.ones((64, WIDTH)).tolist(), "method": "pqtopk", "k": 1000}
         service.post("/search", question)
         asked = [pool.submit(service.post, "/search", question) for _ in range(6)]
@@ -321,6 +181,37 @@ def test_redis_may_go_and_come_back(folder: Path, tmp_path: Path) -> None:
             assert service.post("/events", {"events": [event]}).json()["new"] == 0
             found = service.recommend(user="ann", k=5)
             assert found["items"] == service.recommend(history=["tea é20"], k=5)["items"]
+    finally:
+        redis.kill()
+
+
+def test_histories_that_hang_hold_up_nobody_else(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    redis = RedisServer(tmp_path / "redis")
+    options = ("--history", redis.url, "--max-waiting", "40")
+    try:
+        with serving(folder, *options) as service, ThreadPoolExecutor(32) as pool:
+            assert service.client.get("/readyz").status_code == 200
+            redis.process.send_signal(signal.SIGSTOP)
+            begun = time.monotonic()
+            question = {"user": "ann", "timeout_ms": 100}
+            hurried = service.post("/recommend", question)
+            assert time.monotonic() - begun < 3, "the store itself would be waited for longer"
+            assert error_of(hurried)[:2] == (503, "histories_unavailable")
+            assert service.metric("recprune_turned_away_total") == 0
+            event = {"events": [{"user": "ann", "item": "a"}]}
+            waiting = [pool.submit(service.post, "/events", event) for _ in range(30)]
+            depth = 'recprune_queue_depth{state="waiting",work="histories"}'
+            wait_until(lambda: service.metric(depth) == 16, "a crowd of events")
+            assert service.client.get("/items/a").status_code == 200
+            assert service.client.get("/items", params={"query": "a"}).status_code == 200
+            assert service.recommend(history=HISTORY)["exact"]
+            redis.process.send_signal(signal.SIGCONT)
+            statuses = [answer.result().status_code for answer in waiting]
+            turned_away = service.metric("recprune_turned_away_total")
+            assert statuses.count(503) == turned_away
+            assert statuses.count(200) == 30 - turned_away >= 19
+            wait_until(lambda: service.client.get("/readyz").status_code == 200, "readiness")
     finally:
         redis.kill()
 
@@ -388,24 +279,13 @@ def test_overload_is_answered_at_once_and_the_admitted_stay_quick(large: Path) -
         assert ask(0)[0] == 200, "and all is well again"
 
 
-def received(connection: socket.socket) -> bytes:
-    """Read until the other side ends it."""
-    connection.settimeout(PATIENCE_S)
-    parts = []
-    try:
-        while part := connection.recv(1 << 16):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
-
-
 HEAD = b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
 def impatient(large: Path) -> Iterator[Service]:
-    with serving(large, "--max-client-seconds", "0.5", "--max-connections", "20") as service:
+    options = ("--max-client-seconds", "0.5", "--max-connections", "20")
+    with serving(large, *options, "--max-batch-items", "64000") as service:
         yield service
 
 
@@ -480,7 +360,7 @@ def test_what_is_not_http_is_refused(impatient: Service) -> None:
 
 
 def test_connections_are_bounded(impatient: Service) -> None:
-    impatient.client.get("/healthz")
+    before = impatient.metric("recprune_turned_away_total")
     held = [socket.create_connection(("127.0.0.1", impatient.port)) for _ in range(40)]
     try:
         answers = [received(connection) for connection in held]
@@ -489,6 +369,7 @@ def test_connections_are_bounded(impatient: Service) -> None:
             connection.close()
     refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
     assert len(refused) >= 20
+    assert impatient.metric("recprune_turned_away_total") == before + len(refused)
     assert b"retry-after: 1" in refused[0]
     assert impatient.client.get("/healthz").status_code == 200
 

@@ -155,6 +155,25 @@ def test_this_machine_alone_needs_no_keys(tmp_path: Path, host: str) -> None:
     assert ServeSettings(tmp_path, host=host).is_loopback
 
 
+@pytest.mark.parametrize(
+    "origin", ["*", "shop.example", "https://shop.example/", "https://*.example"]
+)
+def test_an_origin_is_one_web_site(folder: Path, origin: str) -> None:
+    words = ["serve", str(folder), "--port", "0", "--cors-origin", origin]
+    done = subprocess.run([*CLI, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"--cors-origin is {origin!r}, expected one web site" in done.stderr
+
+
+def test_the_description_says_where_a_key_is_needed(service: Service) -> None:
+    schema = service.client.get("/openapi.json").json()
+    ((name, scheme),) = schema["components"]["securitySchemes"].items()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    for path, operations in schema["paths"].items():
+        needed = "null" if path in ("/healthz", "/readyz") else json.dumps([{name: []}])
+        assert {json.dumps(one.get("security")) for one in operations.values()} == {needed}, path
+
+
 def test_a_port_in_use_is_said(folder: Path, service: Service) -> None:
     words = ["serve", str(folder), "--port", str(service.port)]
     done = subprocess.run([*CLI, *words], capture_output=True, text=True, check=False)
@@ -189,7 +208,10 @@ def test_keys_are_found_by_their_hash(tmp_path: Path) -> None:
     "text",
     ["", "[]", "{}", '{"keys": [{}]}', '{"keys": 3}', "\xff",
      json.dumps({"keys": [{"name": "a", "scope": "root", "sha256": "0" * 64}]}),
-     json.dumps({"keys": [{"name": "a", "scope": "ask", "sha256": "0"}]})],
+     *(json.dumps({"keys": [{"name": "a", "scope": "ask", "sha256": sha256}]})
+       for sha256 in ("0", 5, None, "g" * 64, "é" * 64, "0" * 64 + "\n", ["0"] * 64)),
+     json.dumps({"keys": [{"name": 1, "scope": "ask", "sha256": "0" * 64}]}),
+     json.dumps({"keys": [{"name": "a", "scope": ["ask"], "sha256": "0" * 64}]})],
 )  # fmt: skip
 def test_a_damaged_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
@@ -204,7 +226,8 @@ def test_a_damaged_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [({"k": 0}, "limit k is 0"), ({"waiting": -1}, "limit waiting is -1"),
-     ({"client_seconds": 0.0}, "client_seconds"), ({"history": True}, "history")],
+     ({"client_seconds": 0.0}, "client_seconds"), ({"history": True}, "history"),
+     ({"silent_seconds": -1}, "silent_seconds"), ({"reload_seconds": float("nan")}, "reload")],
 )  # fmt: skip
 def test_limits_are_checked(limits: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):

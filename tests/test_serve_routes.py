@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from tests.serving import (
 
 LIMITS = (
     "--max-history", "20", "--max-k", "50", "--max-batch", "4", "--max-body-bytes", "20000",
-    "--max-item-ids", "30",
+    "--max-item-ids", "30", "--max-batch-items", "150",
 )  # fmt: skip
 IN_STOCK = [f"tea é{number}" for number in range(10, 40)]
 
@@ -127,7 +130,8 @@ def test_exclude_and_allow_restrict_the_answer(service: Service, recommender: Re
         == [item for item in popular if item in IN_STOCK and item not in popular[:20]][:3]
     )
     assert found["method"] is None
-    assert found["milliseconds"] == {}
+    assert list(found["milliseconds"]) == ["popularity"]
+    assert found["milliseconds"]["popularity"] > 0
     nothing = service.recommend(history=["a"], allow=[])
     assert nothing["items"] == []
     assert nothing["exact"]
@@ -222,6 +226,19 @@ def test_a_search_may_be_told_to_stop(index_service: Service) -> None:
     assert "pqtopk cannot stop early" in message
 
 
+def test_a_method_that_would_take_too_much_memory_is_refused(tmp_path: Path) -> None:
+    width = 1024
+    save_index(tmp_path / "wide", 20_000, width=width)
+    with serving(tmp_path / "wide") as service:
+        question = {"sequence_embedding": [0.5] * width, "method": "default"}
+        status, code, message = error_of(service.post("/search", question))
+        assert (status, code) == (422, "invalid")
+        assert message == (
+            "method default needs 78 MiB for all item vectors, and the service allows 64"
+        )
+        assert service.post("/search", question | {"method": "pqtopk"}).status_code == 200
+
+
 def test_an_index_alone_does_not_recommend_and_says_so(index_service: Service) -> None:
     status, code, message = error_of(index_service.post("/recommend", {"history": [1]}))
     assert (status, code) == (409, "no_encoder")
@@ -231,6 +248,7 @@ def test_an_index_alone_does_not_recommend_and_says_so(index_service: Service) -
     assert ready["items"] == 300_000
     assert index_service.client.get("/items/299999").json()["popularity"] is None
     assert index_service.client.get("/items/300000").status_code == 404
+    assert index_service.client.get("/items/" + "9" * 5000).status_code == 404
 
 
 # Items and operations ----------------------------------------------------------------------------
@@ -294,6 +312,18 @@ def test_examples_of_the_api_are_answered(index_service: Service, service: Servi
     assert index_service.post("/search", example).status_code == 200
 
 
+def test_readiness_costs_at_most_one_write_a_second(place: Path, service: Service) -> None:
+    def writes() -> int:
+        with closing(sqlite3.connect(place / "recommender-histories.db")) as connection:
+            return int(connection.execute("SELECT last FROM arrivals").fetchone()[0])
+
+    service.client.get("/readyz")
+    before, begun = writes(), time.monotonic()
+    for _ in range(50):
+        assert service.client.get("/readyz").status_code == 200
+    assert writes() - before <= 1 + time.monotonic() - begun
+
+
 def test_metrics_count_what_happened(service: Service) -> None:
     counted = (
         'recprune_requests_total{route="/recommend",status="200"}',
@@ -344,6 +374,8 @@ TOO_MUCH: list[tuple[str, Json, str]] = [
     ("/recommend", {"batch": [{"history": ["a"] * 21}]}, "history is 21"),
     ("/recommend", {"batch": [{"history": []}] * 5}, "batch is 5, the service allows 4"),
     ("/recommend", {"history": ["a"], "k": 51}, "k is 51, the service allows 50"),
+    ("/recommend", {"batch": [{"history": []}] * 4, "k": 40}, "k times batch is 160"),
+    ("/search", {"batch": [[0.0] * WIDTH] * 4, "k": 40}, "k times batch is 160"),
     ("/recommend", {"history": ["a"], "exclude": ["a"] * 31}, "exclude is 31"),
     ("/recommend", {"history": ["a"], "allow": ["a"] * 31}, "allow is 31"),
     ("/recommend", {"batch": [{"history": []}] * 2, "explain": True}, "one question at a time"),
@@ -419,7 +451,11 @@ def test_other_paths_methods_and_types_are_refused(service: Service) -> None:
     typed = client.post(
         "/recommend", content=b'{"history": []}', headers={"content-type": "text/plain"}
     )
-    assert error_of(typed)[:2] == (422, "invalid")
+    untyped = client.post("/recommend", content=b'{"history": []}')
+    for refused in (typed, untyped):
+        status, code, message = error_of(refused)
+        assert (status, code) == (422, "invalid")
+        assert message.startswith("send the header content-type: application")
     assert client.get("/docs").status_code == 404
 
 
@@ -459,6 +495,9 @@ def test_nobody_elses_pages_may_ask(service: Service) -> None:
     assert service.post("/recommend", body, origin=service.url).status_code == 200
     renamed = service.post("/recommend", body, host="evil.example")
     assert error_of(renamed)[:2] == (403, "forbidden")
+    assert error_of(service.post("/recommend", body, host="["))[:2] == (400, "bad_request")
+    for origin in ("http://[", "http://[::1", "[", "http://"):
+        assert error_of(service.post("/recommend", body, origin=origin))[:2] == (403, "forbidden")
     port = service.port
     assert service.post("/recommend", body, host=f"localhost:{port}").status_code == 200
 
@@ -483,6 +522,10 @@ def test_logs_are_json_and_have_no_personal_data(service: Service) -> None:
 def test_head_and_options_do_no_harm(service: Service) -> None:
     assert httpx.head(f"{service.url}/recommend").status_code == 405
     assert httpx.options(f"{service.url}/recommend").status_code == 405
+    page = httpx.head(f"{service.url}/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert not page.content
 
 
 def test_serving_needs_none_of_what_training_needs(place: Path, recommender: Recommender) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,14 @@ def test_sqlite_paths_are_as_they_stand(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.iterdir()] == ["odd name?x=1%20é.db"]
     with opened(f"sqlite:///{tmp_path}/odd name?x=1%20é.db") as histories:
         assert histories.history("ann") == ["a"]
+
+
+def test_what_users_had_is_for_nobody_else_to_read(tmp_path: Path) -> None:
+    with opened(f"sqlite:///{tmp_path}/histories.db") as histories:
+        histories.append(bought("ann", "a"))
+        files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        names = ["histories.db", "histories.db-shm", "histories.db-wal"]
+        assert files == dict.fromkeys(names, 0o600)
 
 
 def test_a_new_file_can_be_opened_by_many_at_once(tmp_path: Path) -> None:

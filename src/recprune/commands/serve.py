@@ -16,11 +16,14 @@ _LIMITS = {
     "history": "items of a history; as many are kept of a user",
     "k": "items of an answer",
     "batch": "questions of a request",
+    "batch_items": "items of all answers to a request: k times its questions",
     "item_ids": "ids in exclude and in allow",
     "running": "searches at a time in a worker; default: this worker's share of the cores",
     "waiting": "requests that may wait for them; others are answered with 503",
     "connections": "connections of a worker",
     "client_seconds": "seconds for a client to send its request, or to take the answer",
+    "silent_seconds": "seconds without a sign of life until a worker is replaced",
+    "reload_seconds": "seconds for a worker to load the folder",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,16 +13,15 @@ from typing import Annotated, Any
 import numpy as np
 
 from recprune.identifiers import ExternalId
-from recprune.serve.engine import Choice, Engine, Found, NoEncoderError
-from recprune.serve.gate import OverloadedError
-from recprune.serve.guard import RETRY_AFTER, Guard
+from recprune.serve.engine import Choice, Engine, Found
+from recprune.serve.errors import LimitError, NotFoundError, add_errors
+from recprune.serve.gate import Gate
+from recprune.serve.guard import OPEN_PATHS, Guard
 from recprune.serve.histories import Event, HistoriesUnavailableError
-from recprune.serve.logs import log_problem
 from recprune.serve.schemas import (
     Answer,
     Answers,
     ErrorAnswer,
-    ErrorDetail,
     EventsAnswer,
     EventsRequest,
     FoundItem,
@@ -36,17 +34,15 @@ from recprune.serve.schemas import (
     ScoredItem,
     SearchRequest,
 )
-from recprune.serve.service import ReloadError, Service, open_service
+from recprune.serve.service import Service, open_service
 from recprune.serve.settings import Limits, ServeSettings
-from recprune.types import VERSION, InputError, RecpruneError, needs_extra
+from recprune.types import VERSION, InputError, needs_extra
 
 with needs_extra("serve"):
-    from fastapi import FastAPI, Query, Request, Response
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import FileResponse, JSONResponse
+    from fastapi import FastAPI, Query, Response
+    from fastapi.responses import FileResponse
     from fastapi.staticfiles import StaticFiles
     from pydantic import BaseModel
-    from starlette.exceptions import HTTPException
     from starlette.middleware.cors import CORSMiddleware
 
 _PAGE = Path(__file__).parent / "page"
@@ -55,27 +51,6 @@ _DESCRIPTION = (
     "`Authorization: Bearer KEY`. Every answer that is not 2xx has an `error` with a `code` and a "
     "`message`; one of 503 says in `Retry-After` when to come back."
 )
-_TYPE_NAME = re.compile(r"int|str|constrained-str|list\[.*\]")  # as pydantic calls them
-_CODES = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
-
-
-class LimitError(InputError):
-    """A request asks for more than the service allows."""
-
-
-class NotFoundError(RecpruneError):
-    """There is no such item."""
-
-
-# Which answer a fault is; the first that fits.
-_FAULTS: list[tuple[type[RecpruneError], int, str]] = [
-    (OverloadedError, 503, "overloaded"),
-    (NoEncoderError, 409, "no_encoder"),
-    (ReloadError, 409, "reload_failed"),
-    (NotFoundError, 404, "not_found"),
-    (LimitError, 422, "limit"),
-    (InputError, 422, "invalid"),
-]
 
 
 def create_app(settings: ServeSettings, service: Service | None = None) -> FastAPI:
@@ -104,7 +79,8 @@ def create_app(settings: ServeSettings, service: Service | None = None) -> FastA
     _add_items(app, served)
     _add_operations(app, served)
     _add_page(app)
-    _add_errors(app)
+    add_errors(app, served.metrics)
+    _describe_keys(app, needed=settings.keys_file is not None)
     app.add_middleware(Guard, service=served)
     if settings.cors_origins:
         app.add_middleware(
@@ -135,21 +111,22 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         users = [asker.user for asker in askers if asker.user is not None]
         kept: dict[str, list[str]] = {}
         looked_up = 0.0
+        choice = _choice(asked, begun)
         if users:
-            kept = await service.lookups.run(
-                lambda: {str(user): service.histories.history(str(user)) for user in users}
-            )
+            kept = await _looked_up(service, list(map(str, users)), choice.deadline)
             looked_up = time.monotonic() - begun
             service.metrics.count_stage("histories", looked_up)
         histories: list[list[ExternalId]] = [
             list(asker.history) if asker.history is not None else [*kept[str(asker.user)]]
             for asker in askers
         ]
-        choice = _choice(asked, begun)
-        found = await (service.visits if asked.explain else service.searches).run(
-            lambda: engine.recommend(histories, choice, exclude_seen=asked.exclude_seen)
-        )
-        return _answers(service, engine, found, {"histories": 1000.0 * looked_up} if users else {})
+        before = {"histories": 1000.0 * looked_up} if users else {}
+
+        def answered() -> str:
+            found = engine.recommend(histories, choice, exclude_seen=asked.exclude_seen)
+            return _answers(service, engine, found, before)
+
+        return _written(await _gate_for(service, asked).run(answered))
 
     @app.post("/search", response_model=Answers)
     async def search(asked: SearchRequest) -> Response:
@@ -165,10 +142,11 @@ def _add_questions(app: FastAPI, service: Service) -> None:
                 )
         embeddings = _float32(rows)
         choice = _choice(asked, begun)
-        found = await (service.visits if asked.explain else service.searches).run(
-            lambda: engine.search(embeddings, choice)
-        )
-        return _answers(service, engine, found, {})
+
+        def answered() -> str:
+            return _answers(service, engine, engine.search(embeddings, choice), {})
+
+        return _written(await _gate_for(service, asked).run(answered))
 
     @app.post("/events", response_model=EventsAnswer)
     async def events(asked: EventsRequest) -> Response:
@@ -189,12 +167,30 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         return _json(EventsAnswer(received=len(kept), new=new))
 
 
+def _gate_for(service: Service, asked: RecommendRequest | SearchRequest) -> Gate:
+    return service.visits if asked.explain else service.searches
+
+
+async def _looked_up(
+    service: Service, users: list[str], deadline: float | None
+) -> dict[str, list[str]]:
+    """Return the histories of users, or say that they cannot be had in time."""
+    left = None if deadline is None else deadline - time.monotonic()
+    try:
+        return await service.lookups.run(
+            lambda: {user: service.histories.history(user) for user in users}, left
+        )
+    except TimeoutError:
+        raise HistoriesUnavailableError("not read within timeout_ms") from None
+
+
 def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: Limits) -> None:
     _check_limit("k", asked.k, limits.k)
     _check_limit("batch", count, limits.batch)
     _check_limit("exclude", len(asked.exclude), limits.item_ids)
     if isinstance(asked.allow, list):
         _check_limit("allow", len(asked.allow), limits.item_ids)
+    _check_limit("k times batch", asked.k * count, limits.batch_items)
     if asked.explain and count > 1:
         raise LimitError("explain: one question at a time can be explained")
 
@@ -223,9 +219,12 @@ def _float32(rows: list[list[float]]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return embeddings
 
 
-def _answers(
-    service: Service, engine: Engine, found: list[Found], before: dict[str, float]
-) -> Response:
+def _answers(service: Service, engine: Engine, found: list[Found], before: dict[str, float]) -> str:
+    """Return the answers as JSON.
+
+    Called in the thread that found them: there may be thousands of items, and the event loop has
+    others to attend to.
+    """
     service.metrics.count_found(found)
     answers = [
         Answer(
@@ -248,7 +247,7 @@ def _answers(
         )
         for one in found
     ]
-    return _json(Answers(answers=answers, version=engine.version))
+    return Answers(answers=answers, version=engine.version).model_dump_json()
 
 
 # Items -------------------------------------------------------------------------------------------
@@ -262,7 +261,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """Find items whose name or id contains some words, popular ones first."""
         catalogue = service.engine.catalogue
-        found = await service.lookups.run(lambda: catalogue.search(query, limit))
+        found = await service.items.run(lambda: catalogue.search(query, limit))
         return _json(
             FoundItems(
                 items=[
@@ -280,7 +279,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
         found = catalogue.find(item)
         if found < 0:
             raise NotFoundError("no such item in the catalogue")
-        codes = await service.lookups.run(engine.index.item_codes)
+        codes = await service.items.run(engine.index.item_codes)
         popularity = catalogue.popularity
         return _json(
             ItemAnswer(
@@ -305,7 +304,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def readyz() -> Response:
         """Say whether the service can answer and keep events."""
         engine = service.engine
-        await service.lookups.run(service.histories.ready)
+        await service.check_ready()
         return _json(
             Readiness(
                 ready=True,
@@ -337,58 +336,36 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", media_type="text/html")
 
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
 
 
-# Errors ------------------------------------------------------------------------------------------
+# The description ---------------------------------------------------------------------------------
 
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        errors = error.errors()  # what was sent is not repeated: it may be anything
-        if errors[0]["type"] == "json_invalid":
-            reason = errors[0]["ctx"]["error"]
-            return _error(400, "invalid_json", f"not readable as JSON: {reason}")
-        where = _place(errors[0])
-        reasons = dict.fromkeys(str(one["msg"]) for one in errors if _place(one) == where)
-        return _error(422, "invalid", f"{where}: {', or '.join(reasons)}")
+def _describe_keys(app: FastAPI, *, needed: bool) -> None:
+    """Say in openapi.json how a key is sent, and, where there are keys, which routes need one."""
+    described = app.openapi
 
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        code = _CODES.get(error.status_code, "refused")
-        return _error(error.status_code, code, str(error.detail).lower(), error.headers)
+    def with_keys() -> dict[str, Any]:
+        schema = described()
+        scheme = {"type": "http", "scheme": "bearer", "description": "Made by `recprune keys add`."}
+        schema["components"]["securitySchemes"] = {"key": scheme}
+        for path, operations in schema["paths"].items():
+            if needed and path not in OPEN_PATHS:
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
+        return schema
 
-    @app.exception_handler(HistoriesUnavailableError)
-    async def unavailable(_: Request, error: HistoriesUnavailableError) -> Response:
-        log_problem("histories unavailable", {"reason": str(error)})  # it names a path or a host
-        message = "histories cannot be read or written just now: try again in a moment"
-        return _error(503, "histories_unavailable", message)
-
-    @app.exception_handler(RecpruneError)
-    async def fault(_: Request, error: RecpruneError) -> Response:
-        for kind, status, code in _FAULTS:
-            if isinstance(error, kind):
-                return _error(status, code, str(error))
-        log_problem("unexpected fault", {}, error)
-        return _error(500, "internal", "something went wrong here")
+    app.openapi = with_keys  # type: ignore[method-assign]
 
 
-def _place(error: Any) -> str:
-    """Return where in a request a fault is, leaving out which of several types it fails to be."""
-    parts = [str(part) for part in error["loc"][1:]]
-    return ".".join(part for part in parts if not _TYPE_NAME.fullmatch(part)) or "the request"
+def _json(model: BaseModel) -> Response:
+    return _written(model.model_dump_json())
 
 
-def _error(status: int, code: str, message: str, headers: Any = None) -> Response:
-    answer = ErrorAnswer(error=ErrorDetail(code=code, message=message))
-    given = dict(headers or {}) | ({"retry-after": RETRY_AFTER} if status == 503 else {})
-    return JSONResponse(answer.model_dump(), status, headers=given)
-
-
-def _json(model: BaseModel, status: int = 200) -> Response:
-    return Response(model.model_dump_json(), status, media_type="application/json")
+def _written(text: str) -> Response:
+    return Response(text, media_type="application/json")

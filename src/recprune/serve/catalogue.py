@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from recprune.identifiers import ExternalId, IntegerIds, StringIds
 from recprune.types import InputError, Int64Array, needs_extra
 
+_MOST_DIGITS = 40  # more than any id has; Python refuses to read thousands
+
 
 @dataclass(frozen=True)
 class RowNumbers:
@@ -61,7 +63,7 @@ class Catalogue:
             return self.ids.find(str(external_id))
         if isinstance(external_id, str):
             digits = external_id.removeprefix("-")
-            if not (digits.isascii() and digits.isdecimal()):
+            if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
                 return -1
             external_id = int(external_id)
         return self.ids.find(external_id)

@@ -26,7 +26,7 @@ from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommender
 from recprune.results import TopK
 from recprune.serve.catalogue import Catalogue, RowNumbers
-from recprune.serve.explain import explain
+from recprune.serve.explain import affordable, explain
 from recprune.serve.settings import ServeSettings
 from recprune.storage import MANIFEST
 from recprune.types import Float32Array, InputError, Json, RecpruneError, StorageError
@@ -153,14 +153,16 @@ class Engine:
         allowed: NDArray[np.uint64] | None,
         unknown: list[ExternalId],
     ) -> Found:
+        begun = time.perf_counter()
         count = self.index.num_items
         mask = eligible(0, count, None, None, allowed[None]) if allowed is not None else None
         enough = min(k + len(np.unique(excluded)), count)
         best = recommender.recommend([[]], enough, allow=mask)
         keep = (best.ids[0] >= 0) & ~np.isin(best.ids[0], excluded)
         items, scores = best.ids[0][keep][:k], best.scores[0][keep][:k]
+        times = {"popularity": 1000.0 * (time.perf_counter() - begun)}
         return Found(
-            items.tolist(), scores.tolist(), unknown, True, None, True, 0, 0.0, {}, None
+            items.tolist(), scores.tolist(), unknown, True, None, True, 0, 0.0, times, None
         )  # fmt: skip
 
     def _method(self, choice: Choice) -> Method:
@@ -170,7 +172,7 @@ class Engine:
                 f"timeout_ms: method {choice.method} cannot stop early; auto, cells, scan and "
                 "recjpqprune can"
             )
-        return method
+        return affordable(method, self.index)
 
     def _excluded(self, exclude: Sequence[ExternalId]) -> NDArray[np.int64]:
         found = (self.catalogue.find(external_id) for external_id in exclude)
@@ -247,6 +249,11 @@ def _kind_and_version(folder: Path) -> tuple[Any, str]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         kind, version = manifest["kind"], str(manifest["sha256"])[:12]
     except OSError as error:
+        if folder.is_dir() and isinstance(error, FileNotFoundError):
+            raise StorageError(
+                f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
+                "`recprune index build`"
+            ) from None
         raise StorageError(f"{folder}: cannot be served: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise StorageError(f"{folder}: not a recprune manifest, or a truncated one") from None

@@ -24,7 +24,7 @@ _MOST_COLUMNS = 512  # of the heat map: more than a screen shows
 _MOST_POINTS = 64  # of the trace
 _FEWEST_POINTS = 8
 _TRACED_ITEMS = 8_000_000  # scored for the trace, about: a fraction of a second
-_DENSE_BYTES = 64 << 20  # a page must not make a service grow without bound
+_DENSE_BYTES = 64 << 20  # nobody who asks may make a service grow without bound
 
 Stop = Literal["upper_bound_below_threshold", "lists_used_up"]
 
@@ -241,17 +241,25 @@ def _heat_map(sorted_table: Float32Array) -> HeatMap:
 # Every method ------------------------------------------------------------------------------------
 
 
+def affordable(method: Method, index: Index) -> Method:
+    """Return a method that a service can afford; InputError where it would take too much memory."""
+    if not isinstance(method, Default):
+        return method
+    needed = 4 * index.num_items * index.width
+    if needed > _DENSE_BYTES:
+        raise InputError(
+            f"method default needs {needed >> 20:,} MiB for all item vectors, and the service "
+            f"allows {_DENSE_BYTES >> 20}"
+        )
+    return Default(max_bytes=_DENSE_BYTES)
+
+
 def _run(
     question: _Question, name: str, method: Method, right: tuple[Int64Array, Float32Array]
 ) -> MethodRun:
     index = question.index
-    if isinstance(method, Default):
-        method = Default(max_bytes=_DENSE_BYTES)
-        needed = 4 * index.num_items * index.width
-        if needed > _DENSE_BYTES:
-            reason = f"needs {needed >> 20:,} MiB for all item vectors, too much to build for this"
-            return MethodRun(name, reason)
     try:
+        method = affordable(method, index)
         runs, visits = zip(*(question.search(method) for _ in range(_REPEATS)), strict=True)
     except InputError as error:
         return MethodRun(name, str(error).removeprefix(f"method {name} "))

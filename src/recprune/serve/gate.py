@@ -48,15 +48,25 @@ class Gate:
         """How many wait for a thread."""
         return self._inside - self.running
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do the work in a thread, or refuse it at once."""
+    async def run(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Do the work in a thread, or refuse it at once; TimeoutError where it takes longer.
+
+        What takes longer goes on, and keeps its place, as nothing can stop a thread.
+        """
         if self.is_full:
             raise OverloadedError("the service is busy: try again in a moment")
         self._step(1)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        finally:
-            self._step(-1)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        future.add_done_callback(self._finished)
+        done, _ = await asyncio.wait({future}, timeout=seconds)
+        if not done:
+            raise TimeoutError
+        return future.result()
+
+    def _finished(self, future: asyncio.Future[T]) -> None:
+        self._step(-1)
+        if not future.cancelled():
+            future.exception()  # seen, even if nobody waits for it any more
 
     def _step(self, by: int) -> None:
         self._inside += by

@@ -17,8 +17,12 @@ with needs_extra("serve"):
 
 RETRY_AFTER = "1"  # seconds
 
-_OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})  # for everybody, and `/page/`
-_KNOWN = _OPEN | {"/recommend", "/search", "/events"}  # by name even if refused before it is found
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})  # for everybody, and `/page/`
+_KNOWN = OPEN_PATHS | {
+    "/recommend",
+    "/search",
+    "/events",
+}  # by name even if refused before it is found
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURITY_HEADERS = [
     (b"content-security-policy",
@@ -76,6 +80,8 @@ class Guard:
                 with self._place(scope["path"]):
                     await self._app(scope, _replaying(body, receive), noted)
         except Refusal as refusal:
+            if refusal.status == 503:
+                self._service.metrics.count_turned_away()
             await _refuse(refusal, noted)
         except Exception as error:  # whatever it is, the client gets a clear answer
             log_problem("unexpected error", {"route": _route(scope)}, error)
@@ -91,7 +97,7 @@ class Guard:
         }  # of a repeated header, the last
         self._check_origin(headers.get(b"host", ""), headers.get(b"origin"))
         path = scope["path"]
-        if path not in _OPEN and not path.startswith("/page/"):
+        if path not in OPEN_PATHS and not path.startswith("/page/"):
             self._check_key(path, headers.get(b"authorization", ""))
         length = headers.get(b"content-length", "0")
         if not length.isdecimal() or int(length) > self._service.settings.limits.body_bytes:
@@ -118,13 +124,16 @@ class Guard:
     def _check_origin(self, host: str, origin: str | None) -> None:
         """Refuse other people's web pages, which a browser on this machine may have open."""
         settings = self._service.settings
-        name = urlsplit(f"//{host}").hostname if host else None
+        try:
+            name = urlsplit(f"//{host}").hostname if host else None
+        except ValueError:
+            raise Refusal(400, "bad_request", "the host header is not a host") from None
         # A page can make its own name point at this machine; a name that is not ours tells.
         if self._service.loaded.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
             raise Refusal(403, "forbidden", "without API keys, the host must be this machine")
         if origin is None or origin in settings.cors_origins:
             return
-        if urlsplit(origin).netloc != host:
+        if not host or origin.partition("://")[2] != host:
             raise Refusal(403, "forbidden", "pages of this origin may not ask")
 
     def _check_key(self, path: str, authorization: str) -> None:
@@ -164,10 +173,7 @@ class Guard:
         return Refusal(413, "too_large", f"the body has more than {most} bytes")
 
     def _note(self, route: str, status: int, seconds: float) -> None:
-        metrics = self._service.metrics
-        metrics.count_request(route, status, seconds)
-        if status == 503:
-            metrics.count_turned_away()
+        self._service.metrics.count_request(route, status, seconds)
         if self._service.settings.access_log:
             milliseconds = round(1000.0 * seconds, 3)
             log("request", {"route": route, "status": status, "milliseconds": milliseconds})

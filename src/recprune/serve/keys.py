@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -20,6 +21,8 @@ from recprune.storage import writing_file
 from recprune.types import InputError
 
 Scope: TypeAlias = Literal["ask", "admin"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def read_keys(path: Path) -> Keys:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a file of API keys: {error}") from None
     for key in keys:
-        if key.scope not in get_args(Scope) or len(key.sha256) != 64 or not key.sha256.isalnum():
+        is_whole = isinstance(key.name, str) and key.scope in get_args(Scope)
+        if not is_whole or not _SHA256.fullmatch(str(key.sha256)):
             raise InputError(f"{path}: the key {key.name!r} is damaged")
     if not keys:
         raise InputError(f"{path}: has no keys: `recprune keys add` adds one")

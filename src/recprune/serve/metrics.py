@@ -58,7 +58,7 @@ class Metrics:
             buckets=_GAPS, registry=registry,
         )  # fmt: skip
         self._turned_away = Counter(
-            "recprune_turned_away", "Requests answered with 503 because there was no room.",
+            "recprune_turned_away", "Requests and connections that found no room: 503.",
             registry=registry,
         )  # fmt: skip
         self._events = Counter("recprune_events", "Events kept.", registry=registry)
@@ -110,7 +110,7 @@ class Metrics:
         self._events.inc(new)
 
     def count_turned_away(self) -> None:
-        """Note a request that there was no room for."""
+        """Note a request, or a connection, that there was no room for."""
         self._turned_away.inc()
 
     def set_engine(self, engine: Engine) -> None:

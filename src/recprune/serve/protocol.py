@@ -7,6 +7,7 @@ some seconds, and its head be of a sensible size.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from recprune.serve.guard import RETRY_AFTER
 from recprune.serve.settings import Limits
@@ -18,8 +19,8 @@ with needs_extra("serve"):
 _HEAD_BYTES = 64 << 10
 
 
-def protocol_for(limits: Limits) -> type[HttpToolsProtocol]:
-    """Return the protocol that keeps to some limits."""
+def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpToolsProtocol]:
+    """Return the protocol that keeps to some limits; tells of whoever finds no room."""
 
     class ImpatientProtocol(HttpToolsProtocol):
         """One connection."""
@@ -32,6 +33,7 @@ def protocol_for(limits: Limits) -> type[HttpToolsProtocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
+                turned_away()
                 self._turn_away(503, "Service Unavailable", "overloaded", "too many connections")
             else:
                 self._expect_request()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -13,6 +15,8 @@ from recprune.serve.logs import log
 from recprune.serve.metrics import Metrics
 from recprune.serve.settings import ServeSettings
 from recprune.types import RecpruneError, StorageError
+
+_PROBED_S = 1.0  # for how long it is believed that histories can be kept, or cannot
 
 
 class ReloadError(RecpruneError):
@@ -47,8 +51,12 @@ class Service:
         limits = settings.limits
         self.searches = self._gate("search", limits.running, limits.waiting)
         self.lookups = self._gate("histories", 4, 16)  # they wait for a disk or a network
+        self.items = self._gate("items", 1, 16)  # nobody's events wait for who looks for words
         # What a person looks at, one at a time, beside the traffic.
         self.visits = self._gate("explain", 1, 2)
+        self._probes = self._gate("readiness", 1, 0)
+        self._probe: asyncio.Task[RecpruneError | None] | None = None
+        self._probe_until = 0.0  # its outcome counts; by time.monotonic()
         self.reload_everywhere: Callable[[], Awaitable[Reload]] = self._reload_here
         self._reloads = {"ok": 0, "failed": 0}
         self.metrics.set_engine(loaded.engine)
@@ -69,9 +77,29 @@ class Service:
         self.metrics.set_engine(loaded.engine)
         log("swapped", {"version": loaded.engine.version, "items": loaded.engine.index.num_items})
 
+    async def check_ready(self) -> None:
+        """Raise what is in the way of keeping events; asked as often as anybody likes.
+
+        Finding out costs a write, so it is done once a second at most, for all who ask.
+        """
+        if self._probe is None or (self._probe.done() and time.monotonic() >= self._probe_until):
+            self._probe = asyncio.create_task(self._find_out())
+        problem = await asyncio.shield(self._probe)
+        if problem is not None:
+            raise problem
+
+    async def _find_out(self) -> RecpruneError | None:
+        try:
+            await self._probes.run(self.histories.ready)
+        except RecpruneError as error:
+            return error
+        finally:
+            self._probe_until = time.monotonic() + _PROBED_S
+        return None
+
     def close(self) -> None:
         """Finish what has begun and let go of everything."""
-        for gate in (self.searches, self.lookups, self.visits):
+        for gate in (self.searches, self.lookups, self.items, self.visits, self._probes):
             gate.close()
         self.histories.close()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recprune.types import InputError
+
+_ORIGIN = re.compile(r"https?://[^/\s*@?#]+")  # as a browser sends it
 
 
 @dataclass(frozen=True)
@@ -18,20 +22,26 @@ class Limits:
     history: int = 1000  # items of one history; also how many the store keeps of a user
     k: int = 1000
     batch: int = 64  # histories, sequence embeddings or, times 16, events of one request
+    batch_items: int = 16_384  # of all answers to one request: k times the batch
     item_ids: int = 10_000  # in `exclude` and in `allow`
     running: int = 1  # searches at a time, in each worker
     waiting: int = 8  # requests that may wait for them, in each worker; further ones get 503
     connections: int = 1024  # of each worker
     client_seconds: float = 10.0  # for a client to send its request, or to take its answer
+    silent_seconds: float = 10.0  # without a sign of life, until a worker is replaced
+    reload_seconds: float = 300.0  # for a worker to load the folder
 
     def __post_init__(self) -> None:
         for name in Limits.__dataclass_fields__:
             value = getattr(self, name)
-            least = 0 if name in ("waiting", "client_seconds") else 1
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InputError(f"limit {name} is {value!r}, expected a number")
+            least = 0 if name == "waiting" else 1
+            if name.endswith("_seconds"):
+                if not 0 < value < math.inf:
+                    raise InputError(f"limit {name} is {value!r}, expected more than 0")
+            elif value < least:
                 raise InputError(f"limit {name} is {value!r}, expected {least} or more")
-        if not self.client_seconds > 0:
-            raise InputError("limit client_seconds is 0, expected more")
 
     @property
     def events(self) -> int:
@@ -65,6 +75,12 @@ class ServeSettings:
                 f"host is {self.host}, which others can reach: give --keys FILE, made by "
                 "`recprune keys add`, or serve on 127.0.0.1"
             )
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise InputError(
+                    f"--cors-origin is {origin!r}, expected one web site, such as "
+                    "https://shop.example: pages of everybody else may not ask"
+                )
 
     @property
     def is_loopback(self) -> bool:

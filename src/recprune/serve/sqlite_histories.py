@@ -7,11 +7,12 @@ be on a local disk: network file systems do not lock well enough.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recprune.serve.histories import (
@@ -177,6 +178,10 @@ class SqliteHistories:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """Open the file, as a new or a known one of ours."""
+    # Nobody else's business: what users had. SQLite's own files beside it follow its permissions.
+    # Only a new file is opened here: closing a known one would drop the locks of this process.
+    with suppress(OSError):  # SQLite will say what is wrong
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     deadline = time.monotonic() + PATIENCE_S
     while True:
         connection = sqlite3.connect(

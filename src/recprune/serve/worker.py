@@ -20,6 +20,7 @@ with needs_extra("serve"):
     import uvicorn
 
 _GRACE_S = 10  # for requests that have begun, when the service is to end
+_AT_ONCE = 16  # connections, before the loop has its turn
 CANNOT_START = 3
 
 
@@ -49,26 +50,37 @@ class _Server(uvicorn.Server):
 
     def end(self) -> None:
         """Finish what has begun, and what was handed over, and take no more."""
-        self._take_connections()
+        while self._take_connection():
+            pass
         asyncio.get_running_loop().remove_reader(self._handover)
         self.should_exit = True
 
     def _take_connections(self) -> None:
+        # Those that are too many must be closed before more are taken: descriptors are few.
+        for _ in range(_AT_ONCE):
+            if not self._take_connection():
+                return
+
+    def _take_connection(self) -> bool:
+        """Take one, or return False where there is none."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                _, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
-            except BlockingIOError:
-                return
-            if not descriptors:  # the supervisor is gone, as the other line says too
-                loop.remove_reader(self._handover)
-                return
-            connection = socket.socket(fileno=descriptors[0])
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
-            self._taken.add(task)
-            task.add_done_callback(self._taken.discard)
+        try:
+            sign, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
+        except BlockingIOError:
+            return False
+        if not sign:  # the supervisor is gone, as the other line says too
+            loop.remove_reader(self._handover)
+            return False
+        if not descriptors:  # none are left for it, and the system has closed it
+            log_problem("connection lost", {"reason": "too many open files"})
+            return True
+        connection = socket.socket(fileno=descriptors[0])
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        self._taken.add(task)
+        task.add_done_callback(self._taken.discard)
+        return True
 
     def _protocol(self) -> asyncio.Protocol:
         return self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -79,10 +91,15 @@ class _Server(uvicorn.Server):
 class _Supervised:
     """The worker's end of the line to its supervisor."""
 
-    def __init__(self, service: Service, server: _Server, line: socket.socket) -> None:
+    def __init__(
+        self, service: Service, server: _Server, line: socket.socket, reload_number: int
+    ) -> None:
         self._service = service
         self._server = server
         self._line = line
+        self._reload_number = reload_number
+        self._loading: asyncio.Task[None] | None = None
+        self._wanted = 0  # the reload that a candidate is loaded for
         self._candidate: Loaded | None = None
         self._askers: list[asyncio.Future[Message]] = []
         service.reload_everywhere = self._ask_for_reload
@@ -90,19 +107,22 @@ class _Supervised:
     async def serve(self) -> None:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._line)
         listener = asyncio.create_task(self._listen(reader))
-        self._send(Message("ready", version=self._service.engine.version))
+        version = self._service.engine.version
+        self._send(Message("ready", version=version, number=self._reload_number))
         await self._server.serve()
         listener.cancel()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             message = from_line(line)
-            if message.word == "load":
-                await self._load(message)
+            if message.word == "ping":
+                self._send(Message("pong"))
+            elif message.word == "load":
+                self._begin_to_load(message.number)
             elif message.word == "swap":
                 self._swap(message)
             elif message.word == "drop":
-                self._candidate = None
+                self._wanted, self._candidate = 0, None
                 self._service.metrics.set_reloads(message.reloads)
             elif message.word == "outcome":
                 answered = self._askers[: message.answered]
@@ -112,29 +132,38 @@ class _Supervised:
                         asker.set_result(message)
         self._server.end()  # the supervisor is gone, and nobody would replace or stop us
 
-    async def _load(self, message: Message) -> None:
+    def _begin_to_load(self, number: int) -> None:
+        if self._loading is not None and not self._loading.done():
+            text = "a worker still loads the folder for an earlier reload"
+            self._send(Message("not_loaded", text=text, public_text=text, number=number))
+            return
+        self._wanted = number
+        self._loading = asyncio.create_task(self._load(number))
+
+    async def _load(self, number: int) -> None:
         try:
-            self._candidate = await asyncio.to_thread(self._service.load)
+            loaded = await asyncio.to_thread(self._service.load)
         except RecpruneError as error:
             public = self._service.without_paths(error)
-            answer = Message(
-                "not_loaded", text=str(error), public_text=public, number=message.number
-            )
+            answer = Message("not_loaded", text=str(error), public_text=public, number=number)
         except Exception as error:  # a damaged folder can fail in ways of its own
             log_problem("reload failed", {}, error)
             text = f"cannot be loaded: {type(error).__name__}"
-            answer = Message("not_loaded", text=text, public_text=text, number=message.number)
+            answer = Message("not_loaded", text=text, public_text=text, number=number)
         else:
-            version = self._candidate.engine.version
-            answer = Message("loaded", version=version, number=message.number)
+            if number == self._wanted:  # else it took too long, and nobody waits any more
+                self._candidate = loaded
+            answer = Message("loaded", version=loaded.engine.version, number=number)
         self._send(answer)
 
     def _swap(self, message: Message) -> None:
+        version = ""
         if self._candidate is not None:
             self._service.swap(self._candidate)
+            version = self._candidate.engine.version
             self._candidate = None
         self._service.metrics.set_reloads(message.reloads)
-        self._send(Message("swapped", number=message.number))
+        self._send(Message("swapped", version=version, number=message.number))
 
     async def _ask_for_reload(self) -> Reload:
         asker: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -149,16 +178,26 @@ class _Supervised:
         self._writer.write(message.to_line())
 
 
-def run_worker(settings: ServeSettings, line: socket.socket, handover: socket.socket) -> int:
-    """Serve until told to end; return an exit code."""
+def run_worker(
+    settings: ServeSettings,
+    line: socket.socket,
+    handover: socket.socket,
+    reloads: tuple[int, dict[str, int]],
+) -> int:
+    """Serve until told to end; return an exit code.
+
+    `reloads` are the number of the latest good one and how many there were, by outcome.
+    """
     try:
         service = open_service(settings)
     except RecpruneError as error:
         line.sendall(Message("failed", text=str(error)).to_line())
         return CANNOT_START
+    number, outcomes = reloads
+    service.metrics.set_reloads(outcomes)
     config = uvicorn.Config(
         create_app(settings, service),
-        http=protocol_for(settings.limits),
+        http=protocol_for(settings.limits, service.metrics.count_turned_away),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -170,6 +209,6 @@ def run_worker(settings: ServeSettings, line: socket.socket, handover: socket.so
     log("worker started", {"version": service.engine.version})
     server = _Server(config, handover)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_Supervised(service, server, line).serve())
+        runner.run(_Supervised(service, server, line, number).serve())
     log("worker ended", {})
     return 0

@@ -101,24 +101,23 @@ function show(answer, asked) {
   redraw = () => {};
   if (explanation) {
     showMethods(explanation);
-    showInside(explanation);
+    showInside(explanation, answer.method);
   }
   const found = answer.items.length === 1 ? "1 item" : `${answer.items.length} items`;
   say(answer.items.length ? `${found} found. The best: ${itemName(answer.items[0])}.` : "No items found.");
 }
 
 function showRemark(answer, asked) {
-  const remarks = [];
-  if (answer.unknown.length)
-    remarks.push(element("p", "", element("b", "", "Not in the catalogue: "),
-      `${answer.unknown.join(", ")}. The rest was used.`));
-  const nobody = asked.user !== undefined && !answer.unknown.length;
-  if (answer.by_popularity)
-    remarks.push(element("p", "", element("b", "", nobody ? `Nothing is known of ${asked.user}. ` : "Nothing to go by. "),
-      nobody ? "This service has no events of such a user" : "No item of this history is known",
-      ", so these are the most popular items. Nothing was searched."));
-  at("remark").replaceChildren(...remarks);
-  at("remark").hidden = remarks.length === 0;
+  const missing = answer.unknown.length ? `Not in the catalogue: ${answer.unknown.join(", ")}. ` : "";
+  let [title, words] = [missing, "The rest was used."];
+  if (answer.by_popularity) {
+    const why = missing ? "That is the whole history" : asked.user !== undefined
+      ? "This service has no events of such a user" : "The history is empty";
+    title = missing || (asked.user !== undefined ? `Nothing is known of ${asked.user}. ` : "Nothing to go by. ");
+    words = `${why}, so these are the most popular items. Nothing was searched.`;
+  }
+  at("remark").replaceChildren(element("p", "", element("b", "", title), words));
+  at("remark").hidden = !title;
 }
 
 function showBest(answer, explanation) {
@@ -161,7 +160,9 @@ function showMethods({ methods, num_items: numItems }) {
     : `${ran.length - same} of ${ran.length} methods disagree. `),
     "Times are medians of five runs on one thread. recjpqprune meets an item in several splits, and scores it each time.");
   at("methods").tBodies[0].replaceChildren(...methods.map((run) => {
-    const note = run.method === "auto" && run.ran ? `chose ${run.ran} for this query` : METHODS[run.method];
+    const other = run.ran && run.ran !== run.method;
+    const note = !other ? METHODS[run.method]
+      : run.method === "auto" ? `chose ${run.ran} for this query` : `${run.ran} ran in its place`;
     const name = element("th", "", element("span", "method-name", run.method), element("span", "method-note", note));
     name.scope = "row";
     if (run.unavailable !== null) {
@@ -180,20 +181,21 @@ function showMethods({ methods, num_items: numItems }) {
 
 // Inside the search -----------------------------------------------------------------------------
 
-function showInside(explanation) {
+function showInside(explanation, answeredBy) {
   const { trace } = explanation;
   const last = trace.points.length - 1;
   const readout = (words) => { at("heat-readout").textContent = words; };
   const map = heatMap(at("heat"), explanation, readout);
   at("heat-scale").replaceChildren(...map.quartiles.map((value) => element("span", "", score(value))));
-  at("heat-words").textContent = explanation.num_splits === 1
+  const colours = " Colours go by a score’s rank among all of these scores, not by its size.";
+  at("heat-words").textContent = (explanation.num_splits === 1
     ? "There is one split only, and an item’s score is that of its sub-item id. Here are all of them, the best first."
     : `An item is ${count(explanation.num_splits)} sub-item ids, one for each split, and its score is the sum of theirs. ` +
-      "Each row holds a split’s sub-item ids, the best first. Good items are made of good sub-item ids.";
+      "Each row holds a split’s sub-item ids, the best first. Good items are made of good sub-item ids.") + colours;
 
   const ways = explanation.methods.filter((run) => run.visited);
   at("visited-by").replaceChildren(...ways.map((run) => new Option(run.method, run.method)));
-  at("visited-by").value = trace.method;
+  at("visited-by").value = ways.some((run) => run.method === answeredBy) ? answeredBy : trace.method;
   at("step").max = String(last);
   at("step").value = String(last);
 
