@@ -1,7 +1,7 @@
 """The HTTP service under load from a second process, beside FastAPI's floor and FAISS.
 
     python -m benchmarks.serve                    # a million random items
-    python -m benchmarks.serve --workload ../shared/workloads/gitlog-sasrec
+    python -m benchmarks.serve --workload FOLDER        # codes, sub-item and sequence embeddings
     python -m benchmarks.serve --recommender out/grocery-model/recommender
 
 Load and service share one machine: figures are for comparing what is in one table, not for planning.
