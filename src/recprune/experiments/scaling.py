@@ -96,7 +96,7 @@ class Scaling:
     """Time against the number of items."""
 
     name = "scaling"
-    title = "Scaling: from a million items to a billion"
+    title = "Scaling: time against the number of items"
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each size that fits into memory."""
