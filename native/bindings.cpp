@@ -248,7 +248,8 @@ class SearchIndex {
                 std::int64_t max_steps, double over_inflation, std::int64_t deadline_ns,
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
                 const MutableMatrix<std::int64_t>& records,
-                std::optional<MutableMatrix<std::uint8_t>> visited) const {
+                std::optional<MutableMatrix<std::uint8_t>> visited,
+                std::optional<Vector<float>> floors) const {
         recprune::Batch batch;
         batch.queries = as_span(queries);
         batch.num_queries = queries.shape(0);
@@ -261,6 +262,7 @@ class SearchIndex {
             batch.allow = as_span(*allow);
             batch.allow_rows = allow->shape(0);
         }
+        if (floors) batch.floors = as_span(*floors);
         recprune::Request request;
         request.method = static_cast<recprune::Method>(method);
         request.k = k;
@@ -361,5 +363,5 @@ NB_MODULE(_native, module) {
              "method"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
              "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
              "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert(),
-             "visited"_a.noconvert().none());
+             "visited"_a.noconvert().none(), "floors"_a.noconvert().none());
 }

@@ -135,7 +135,8 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
         ListScan lists(*index.lists, *request.kernels, query, limits, deficits, top, stats);
         if (method == Method::cells) {
             // Lists are only cheap to scan where whole tables are looked up in registers.
-            if (!request.kernels->needs_pair_tables && index.num_items < CostModel::kManyItems &&
+            if (!top.full() && !request.kernels->needs_pair_tables &&
+                index.num_items < CostModel::kManyItems &&
                 lists.run(CostModel::first_lists(query.k)))
                 return Method::scan;
             const bool may_scan = request.method == Method::automatic;
@@ -177,6 +178,7 @@ struct Batch {
     std::span<const Item> exclude_items;            // ascending for every query
     std::span<const std::uint64_t> allow;           // rows of bits, or empty: everything
     std::size_t allow_rows = 0;                     // one for all queries, or one each
+    std::span<const float> floors;                  // [num_queries], or empty: none
 };
 
 // Says whether no sum of sub-item scores can overflow, and none is NaN.
@@ -240,7 +242,7 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
             const std::size_t words = batch.allow.size() / batch.allow_rows;
             query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
         }
-        TopK top(query.k);
+        TopK top = batch.floors.empty() ? TopK(query.k) : TopK(query.k, batch.floors[number]);
         Stats stats;
         if (!visited.empty()) stats.visited = visited.data() + number * table_size;
         const Method method = answer(index, query, request, limits, top, stats);

@@ -23,7 +23,14 @@ inline bool better(const Scored& a, const Scored& b) {
 // Items may be offered in any order and more than once.
 class TopK {
   public:
-    explicit TopK(std::size_t k) : k_(k) { seen_.resize(64, kEmpty); }
+    // With a floor, no item below it enters. It is held by K entries of nobody, who lose every tie:
+    // to a search, the top K is full and the floor is its threshold from the beginning.
+    explicit TopK(std::size_t k, float floor = -std::numeric_limits<float>::infinity()) : k_(k) {
+        seen_.resize(64, kEmpty);
+        if (floor == threshold_) return;
+        heap_.assign(k, {floor, kEmpty});
+        threshold_ = floor;
+    }
 
     // K-th best score so far (θ): no item below it can enter. −∞ until K items are there.
     float threshold() const { return threshold_; }
@@ -45,6 +52,7 @@ class TopK {
 
     // Best first. Ends the life of this object as a heap.
     const std::vector<Scored>& sorted() {
+        std::erase_if(heap_, [](const Scored& entry) { return entry.item == kEmpty; });
         std::sort(heap_.begin(), heap_.end(), better);
         return heap_;
     }

@@ -49,6 +49,7 @@ class Case:
     bias: Float32Array | None
     exclude: list[int] | None
     allow: NDArray[np.bool_] | None
+    floor: float | None = None
 
     def index(self, layout: Any = "auto") -> Index:
         num_splits, num_sub_items = self.scores.shape
@@ -62,6 +63,8 @@ class Case:
         ids, scores = reference.exhaustive(
             self.scores, self.codes, self.k, bias=self.bias, eligible=eligible
         )
+        if self.floor is not None:
+            ids, scores = ids[scores >= self.floor], scores[scores >= self.floor]
         missing = self.k - len(ids)
         return (
             np.concatenate([ids, np.full(missing, -1)]),
@@ -108,7 +111,14 @@ def cases(draw: st.DrawFn) -> Case:
     allow = None
     if draw(st.booleans()):
         allow = rng.random(num_items) < draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
-    return Case(codes, scores.astype(np.float32), k, bias, exclude, allow)
+    case = Case(codes, scores.astype(np.float32), k, bias, exclude, allow)
+    found = case.expected()[1]
+    found = found[np.isfinite(found)]
+    if len(found) and draw(st.booleans()):  # at a score, a hair beside it, or out of reach
+        score = found[draw(st.integers(0, len(found) - 1))]
+        beside = [np.nextafter(score, np.float32(side)) for side in (-np.inf, np.inf)]
+        case.floor = float(draw(st.sampled_from([score, *beside, -np.inf, np.inf])))
+    return case
 
 
 def assert_same(top: Any, expected: tuple[NDArray[np.int64], Float32Array], where: object) -> None:
@@ -143,7 +153,12 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
                 patch.setenv("RECPRUNE_ISA", isa)
                 for method in methods_for(index):
                     top = index.search_scores(
-                        case.scores, case.k, method=method, exclude=case.exclude, allow=case.allow
+                        case.scores,
+                        case.k,
+                        method=method,
+                        exclude=case.exclude,
+                        allow=case.allow,
+                        floor=case.floor,
                     )
                     assert_same(top, expected, (layout, isa, method))
                     assert top.stats.exact.all()
@@ -167,6 +182,9 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
             for method in ("cells", "auto", "scan"):
                 top = index.search_scores(scores, k, method=method)
                 assert_same(top, expected, (isa, method))
+                # Who is told the threshold need not find it.
+                told = index.search_scores(scores, k, method=method, floor=expected[1][-1])
+                assert_same(told, expected, (isa, method, "floor"))
 
 
 @settings(max_examples=FUZZ // 20 or 100, derandomize=not FUZZ)
@@ -249,6 +267,40 @@ def test_sequence_embeddings_by_every_method(
     case = Case(case.codes, case.scores, 10, None, exclude, None)
     assert_same(top, case.expected(), method)
     assert top.ids.shape == (10,)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_floor_for_each_query(trained: tuple[Index, Float32Array, Case], method: str) -> None:
+    index, phi, _ = trained
+    whole = index.search(phi[:3], 10, method=method)
+    floors = np.array([whole.scores[0, 4], -np.inf, whole.scores[2, 0] + 1], np.float32)
+    top = index.search(phi[:3], 10, method=method, floor=floors)
+    assert (top.ids >= 0).sum(axis=1).tolist() == [5, 10, 0]
+    assert np.array_equal(top.ids[0, :5], whole.ids[0, :5])
+    assert np.array_equal(top.ids[1], whole.ids[1])
+    # Whatever was not returned is below the floor: that is what the threshold says.
+    assert top.stats.threshold.tolist() == [floors[0], whole.scores[1, 9], floors[2]]
+    assert top.stats.exact.all()
+    # A floor that no float32 can hold lies between two scores, and not on one of them.
+    between = float(whole.scores[0, 4]) + 1e-12
+    assert (index.search(phi[0], 10, method=method, floor=between).ids >= 0).sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("floor", "message"),
+    [
+        (float("nan"), "floor holds NaN"),
+        (np.array([1.0, 2.0]), r"floor is float64\[2\], expected a score, or one for each of 3"),
+        ("high", "floor is <U4"),
+        (True, "floor is bool"),
+    ],
+)
+def test_a_floor_that_is_none(
+    trained: tuple[Index, Float32Array, Case], floor: Any, message: str
+) -> None:
+    index, phi, _ = trained
+    with pytest.raises(InputError, match=message):
+        index.search(phi[:3], 10, floor=floor)
 
 
 def test_batches_threads_and_single_queries_agree(

@@ -166,6 +166,24 @@ def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.ui
     return packed.view(np.uint64)
 
 
+def checked_floor(floor: Any, num_queries: int) -> Float32Array | None:
+    """Return one floor for each query."""
+    if floor is None:
+        return None
+    floors = np.asarray(floor)
+    if floors.dtype.kind not in "fiu" or floors.shape not in ((), (num_queries,)):
+        raise InputError(
+            f"floor is {floors.dtype}{list(floors.shape)}, expected a score, or one for each of "
+            f"{num_queries} queries"
+        )
+    # Rounded up: the lowest score that an item at or above the floor can have.
+    rounded = floors.astype(np.float32)
+    rounded = np.where(rounded < floors, np.nextafter(rounded, np.float32(np.inf)), rounded)
+    if np.isnan(rounded).any():
+        raise InputError("floor holds NaN, expected scores")
+    return np.ascontiguousarray(np.broadcast_to(rounded, (num_queries,)), np.float32)
+
+
 def eligible(
     number: int,
     num_items: int,

@@ -18,6 +18,7 @@ from recprune.arguments import (
     checked_codes,
     checked_count,
     checked_exclude,
+    checked_floor,
     checked_queries,
     checked_threads,
     eligible,
@@ -208,14 +209,16 @@ class Index:
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        floor: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for sequence embeddings (float32 [queries, d], or [d]).
 
         `exclude` are item ids not to return: a sequence of them, for a batch one sequence per query
         (or an array padded with −1). `allow` says which items may be returned at all: a boolean
-        mask [n] or [queries, n], or the same as bits in uint64 words. The tie rule is score
-        descending, item id ascending.
+        mask [n] or [queries, n], or the same as bits in uint64 words. Below `floor`, a score or one
+        for each query, nothing is returned, and less is searched. The tie rule is score descending,
+        item id ascending.
         """
         return self._search(
             sequence_embeddings,
@@ -225,6 +228,7 @@ class Index:
             method,
             exclude,
             allow,
+            floor,
             threads,
         )
 
@@ -236,12 +240,13 @@ class Index:
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        floor: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
         shape = (self.num_splits, self.num_sub_items)
         return self._search(
-            sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, threads
+            sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, floor, threads
         )
 
     def search_visibly(
@@ -272,6 +277,7 @@ class Index:
             method,
             exclude,
             allow,
+            None,
             1,
             marks,
         )
@@ -342,6 +348,7 @@ class Index:
         method: str | Method,
         exclude: Any,
         allow: Any,
+        floor: Any,
         threads: int,
         visited: NDArray[np.uint8] | None = None,
     ) -> TopK:
@@ -355,10 +362,11 @@ class Index:
         batch, single = checked_queries(queries, name, shape)
         offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
         allowed = checked_allow(allow, len(batch), self.num_items)
+        floors = checked_floor(floor, len(batch))
         if type(chosen) is Default:
             refuse_infinite(batch, name)
             ids, scores, records = self._search_dense(
-                batch, name, k, chosen, offsets, excluded, allowed
+                batch, name, k, chosen, offsets, excluded, allowed, floors
             )
         else:
             if type(chosen) is not Auto:
@@ -371,7 +379,7 @@ class Index:
                 self._native.search(
                     batch, name == "sub_item_scores", k, number, threads, offsets, excluded,
                     allowed, step, max_steps, over_inflation, deadline_ns, ids, scores, records,
-                    visited,
+                    visited, floors,
                 )  # fmt: skip
             except ValueError as error:
                 refuse_infinite(queries, name)
@@ -434,6 +442,7 @@ class Index:
         offsets: Int64Array | None,
         excluded: NDArray[np.uint32] | None,
         allowed: NDArray[np.uint64] | None,
+        floors: Float32Array | None,
     ) -> tuple[Int64Array, Float32Array, Int64Array]:
         """Answer by method default, one query after the other."""
         if name == "sub_item_scores":
@@ -456,10 +465,12 @@ class Index:
             top_ids, top_scores = dense_top_k(
                 query, tables[number], dense_items, codes, embeddings, bias, candidates, k
             )
-            ids[number, : len(top_ids)] = top_ids
-            scores[number, : len(top_ids)] = top_scores
+            floor = floors[number] if floors is not None else np.float32(-np.inf)
+            found = int((top_scores >= floor).sum())
+            ids[number, :found] = top_ids[:found]
+            scores[number, :found] = top_scores[:found]
             elapsed = time.perf_counter_ns() - begun
-            threshold = float(top_scores[-1]) if 0 < k == len(top_scores) else -np.inf
+            threshold = float(top_scores[-1] if 0 < k == found else floor)
             records[number] = (
                 5, 1, 1, self.num_items, self.num_items, dense_items.nbytes, threshold, -np.inf,
                 elapsed,
