@@ -98,15 +98,21 @@ std::size_t find_blocks_portable(const CodeRow* rows, std::size_t near, std::siz
     return num_found;
 }
 
-std::uint64_t filter_block_portable(const CodeRow* rows, std::size_t count, std::size_t block,
-                                    const std::uint8_t* sums, int limit) {
-    std::uint8_t totals[kBlockItems];
-    std::copy_n(sums, kBlockItems, totals);
-    add_rows_portable(rows, count, block, totals);
-    std::uint64_t passing = 0;
-    for (std::size_t item = 0; item < kBlockItems; ++item)
-        passing |= static_cast<std::uint64_t>(totals[item] <= limit) << item;
-    return passing;
+std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
+                                   std::size_t num_blocks, const std::uint8_t* sums, int limit,
+                                   std::uint64_t* items) {
+    std::size_t kept = 0;
+    for (std::size_t at = 0; at < num_blocks; ++at) {
+        std::uint8_t totals[kBlockItems];
+        std::copy_n(sums + at * kBlockItems, kBlockItems, totals);
+        if (add_rows_portable(rows, count, blocks[at], totals) > limit) continue;
+        std::uint64_t passing = 0;
+        for (std::size_t item = 0; item < kBlockItems; ++item)
+            passing |= static_cast<std::uint64_t>(totals[item] <= limit) << item;
+        blocks[kept] = blocks[at];
+        items[kept++] = passing;
+    }
+    return kept;
 }
 
 std::uint32_t group_size(std::uint32_t left) {
@@ -397,11 +403,21 @@ RECPRUNE_AVX512 std::size_t find_blocks_avx512(const CodeRow* rows, std::size_t 
     return num_found;
 }
 
-RECPRUNE_AVX512 std::uint64_t filter_block_avx512(const CodeRow* rows, std::size_t count,
-                                                  std::size_t block, const std::uint8_t* sums,
-                                                  int limit) {
-    const __m512i totals = add_rows_avx512(rows, count, block, _mm512_loadu_si512(sums));
-    return _mm512_cmple_epu8_mask(totals, _mm512_set1_epi8(static_cast<char>(limit)));
+RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_t count,
+                                                 std::uint32_t* blocks, std::size_t num_blocks,
+                                                 const std::uint8_t* sums, int limit,
+                                                 std::uint64_t* items) {
+    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
+    std::size_t kept = 0;
+    for (std::size_t at = 0; at < num_blocks; ++at) {
+        const __m512i totals =
+            add_rows_avx512(rows, count, blocks[at], _mm512_loadu_si512(sums + at * kBlockItems));
+        const std::uint64_t passing = _mm512_cmple_epu8_mask(totals, limits);
+        blocks[kept] = blocks[at];
+        items[kept] = passing;
+        kept += passing != 0;
+    }
+    return kept;
 }
 
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
@@ -501,15 +517,15 @@ const std::vector<Kernels>& available_kernels() {
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
             __builtin_cpu_supports("avx512vbmi2"))
             found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512, find_blocks_avx512,
-                             filter_block_avx512, filter_cells_avx512, false, fill_pairs_avx2,
+                             filter_blocks_avx512, filter_cells_avx512, false, fill_pairs_avx2,
                              select_avx512, convolve_avx512});
         if (__builtin_cpu_supports("avx2"))
             found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, find_blocks_portable,
-                             filter_block_portable, filter_cells_avx2, true, fill_pairs_avx2,
+                             filter_blocks_portable, filter_cells_avx2, true, fill_pairs_avx2,
                              select_avx2, convolve_avx2});
 #endif
         found.push_back({"portable", sub_item_scores_portable, quantise_portable,
-                         find_blocks_portable, filter_block_portable, filter_cells_portable, true,
+                         find_blocks_portable, filter_blocks_portable, filter_cells_portable, true,
                          fill_pairs_portable, select_portable, convolve_portable});
         return found;
     }();

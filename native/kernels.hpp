@@ -53,10 +53,12 @@ struct Kernels {
                                std::size_t begin, std::size_t end, int limit, std::uint32_t* found,
                                std::uint8_t* sums);
 
-    // Which items of a block have sums that, with their deficits in these rows, are at most `limit`
-    // (≤ 254).
-    std::uint64_t (*filter_block)(const CodeRow* rows, std::size_t count, std::size_t block,
-                                  const std::uint8_t* sums, int limit);
+    // Keeps those of `num_blocks` blocks with an item whose sum and deficits in these rows add up
+    // to at most `limit` (≤ 254): writes the blocks over those given, and a bit for each such item
+    // of a block to `items`, which has room for one more; returns how many.
+    std::size_t (*filter_blocks)(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
+                                 std::size_t num_blocks, const std::uint8_t* sums, int limit,
+                                 std::uint64_t* items);
 
     // Writes the positions of the items that pass to `survivors` and returns how many; there is
     // room for one more than the parts, together at most kBatchItems, have items. Parts begin with

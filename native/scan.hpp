@@ -91,8 +91,8 @@ class ListScan {
     std::span<const std::uint16_t> scanned() const { return {order_.data(), rank_}; }
 
   private:
-    static constexpr std::size_t kBestLists = 16;    // then the threshold is good enough
-    static constexpr std::size_t kLongStretch = 64;  // blocks
+    static constexpr std::size_t kBestLists = 16;     // then the threshold is good enough
+    static constexpr std::size_t kLongStretch = 128;  // blocks
     static constexpr std::size_t kFewestNear = 3;
     static constexpr std::size_t kUsualNear = 5;
 
@@ -141,23 +141,23 @@ class ListScan {
         }
         std::array<std::uint32_t, kLongStretch + 1> found;
         std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
+        std::array<std::uint64_t, kLongStretch + 1> items;
         while (block < end) {
             const int left = limit_ - deficits_.of_split(0)[list];
             if (left < 0) return;
-            std::size_t stop = std::min(block + stretch_, end);
+            const std::size_t stop = std::min(block + stretch_, end);
+            const std::size_t far = rows_.size() - near_;
             const std::size_t num_found = kernels_.find_blocks(
                 rows_.data(), near_, rows_.size(), block, stop, left, found.data(), sums.data());
-            const std::size_t num_blocks = stop - block;
-            count_bytes(num_blocks * near_ + num_found * (rows_.size() - near_));
-            const double slack_of_sums = slack_of_tables_;
-            for (std::size_t at = 0; at < num_found; ++at) {
-                settle(list, found[at], &sums[at * kBlockItems], end);
-                if (slack_of_tables_ != slack_of_sums) {  // new tables: the sums are worth nothing
-                    stop = found[at] + std::size_t{1};
-                    break;
-                }
+            const std::size_t num_kept =
+                kernels_.filter_blocks(rows_.data() + near_, far, found.data(), num_found,
+                                       sums.data(), left, items.data());
+            count_bytes((stop - block) * near_ + num_found * far);
+            adapt(stop - block, num_found);
+            for (std::size_t at = 0; at < num_kept; ++at) {
+                if (found[at] + std::size_t{1} == end) items[at] &= layout_.real_items(found[at]);
+                score_block(list, found[at], items[at]);
             }
-            adapt(num_blocks, num_found);
             block = stop;
         }
     }
@@ -166,26 +166,16 @@ class ListScan {
         stats_.bytes_touched += static_cast<std::int64_t>(block_rows * kBlockItems);
     }
 
-    // A block that its near rows could not reject; the limit may have fallen since.
-    void settle(std::size_t list, std::size_t block, const std::uint8_t* sums, std::size_t end) {
-        const int left = limit_ - deficits_.of_split(0)[list];
-        if (left < 0) return;
-        std::uint64_t mask =
-            kernels_.filter_block(rows_.data() + near_, rows_.size() - near_, block, sums, left);
-        if (mask && block + 1 == end) mask &= layout_.real_items(block);
-        if (mask) score_block(list, block, mask);
-    }
-
     // A near row costs something for every block, the far ones cost much for the blocks that the
     // near ones do not reject. One row more or less changes their number by a factor of about ten.
     void adapt(std::size_t blocks, std::size_t found) {
         stretch_ = std::min(2 * stretch_, kLongStretch);
         num_seen_ += blocks;
         num_found_ += found;
-        if (num_seen_ < 4 * kLongStretch) return;
-        if (num_found_ * 8 > num_seen_ && near_ < rows_.size())
+        if (num_seen_ < 2 * kLongStretch) return;
+        if (num_found_ * 4 > num_seen_ && near_ < rows_.size())
             ++near_;
-        else if (num_found_ * 100 < num_seen_ && near_ > kFewestNear)
+        else if (num_found_ * 40 < num_seen_ && near_ > kFewestNear)
             --near_;
         num_seen_ = num_found_ = 0;
     }

@@ -245,7 +245,9 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
         TopK top = batch.floors.empty() ? TopK(query.k) : TopK(query.k, batch.floors[number]);
         Stats stats;
         if (!visited.empty()) stats.visited = visited.data() + number * table_size;
-        const Method method = answer(index, query, request, limits, top, stats);
+        // Nothing is wanted, or nothing is there.
+        const Method method =
+            query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
         const float threshold = top.threshold();
         std::int64_t* ids_out = ids.data() + number * request.k;
         float* scores_out = scores.data() + number * request.k;
