@@ -143,7 +143,8 @@ def test_numbers_that_json_cannot_hold_are_refused(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (["--only", "rq9"], "there is no experiment 'rq9'"),
+        (["--only", "rq9"], "there is no experiment 'rq9' (did you mean rq3?)"),
+        (["--only", "nothing"], "there is no experiment 'nothing': there are datasets,"),
         (["--log", "a=/nowhere"], "/nowhere: no such file"),
         (["--log", "a b=x"], "expected NAME or NAME=PATH"),
         (["--gowalla", "/nowhere.txt"], "/nowhere.txt: no such file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import Sequence
@@ -37,7 +38,11 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
     known = {experiment.name: experiment for experiment in EXPERIMENTS}
     for name in names:
         if name not in known:
-            raise InputError(f"there is no experiment {name!r}: there are {', '.join(known)}")
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise InputError(
+                f"there is no experiment {name!r}{meant}: there are {', '.join(known)}"
+            )
     return [entry for entry in EXPERIMENTS if not names or entry.name in names]
 
 
@@ -52,9 +57,9 @@ def run_experiments(
     minutes_done, minutes_left = 0.0, sum(part.minutes for _, part in left)
     for number, (experiment, part) in enumerate(left, 1):
         where = f"{experiment.name} {part.name} ({number} of {len(left)}"
-        if minutes_done:
-            each = (time.monotonic() - begun) / minutes_done
-            where += f", about {each * minutes_left / 60:.0f} min to go"
+        # Before anything is done, by what it took on a machine with two cores.
+        each = (time.monotonic() - begun) / minutes_done if minutes_done else 60.0
+        where += f", about {each * minutes_left / 60:.0f} min to go"
         figures = part.run(partial(_show, progress, where))
         # What else runs on a machine shows in every time.
         here = measured_on | {"load": round(os.getloadavg()[0], 1)}
