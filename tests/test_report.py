@@ -521,9 +521,10 @@ def test_heat_map_holds_the_scores_and_marks_items_with_shapes() -> None:
 
 def test_bars_are_as_long_as_their_values() -> None:
     svg = draw_bars()
+    looks = looks_of(["cells", "pqtopk"])
     widths = [
         max(x for x, _ in corners) - min(x for x, _ in corners)
-        for colour in ("#0072b2", "#d55e00")
+        for colour in (look["color"] for look in looks.values())
         for corners in paths_of(svg, f"fill: {colour}")
     ]
     np.testing.assert_allclose(
@@ -610,3 +611,10 @@ def map_of(scores: list[list[float]], marks: dict[str, list[tuple[int, int]]]) -
 def test_charts_refuse_what_they_cannot_draw(draw: Callable[[], str], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         draw()
+
+
+def test_a_method_looks_the_same_in_every_chart() -> None:
+    alone = looks_of(["recjpqprune", "auto"])
+    among_others = looks_of(["FAISS", "auto", "scan", "torch", "recjpqprune"])
+    assert all(alone[name] == among_others[name] for name in alone)
+    assert len({look["color"] for look in among_others.values()}) == 5

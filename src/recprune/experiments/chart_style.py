@@ -9,12 +9,14 @@ machine without it takes instead, so that everything still fits.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.methods import METHODS
 from recprune.types import Float64Array, InputError, needs_extra
 
 with needs_extra("demo"):
@@ -92,6 +94,14 @@ def new_figure(height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def places_of(names: Iterable[str]) -> dict[str, int]:
+    """Number the names. A search method has the same number everywhere, others what is free."""
+    unique = dict.fromkeys(names)
+    own = {name: place for place, name in enumerate(METHODS) if name in unique}
+    free = (place for place in itertools.count() if place not in own.values())
+    return {name: own[name] if name in own else next(free) for name in unique}
+
+
 def looks_of(names: Iterable[str], joined: bool = True) -> dict[str, dict[str, Any]]:
     """Give each name a colour and a marker: no two names share both.
 
@@ -105,7 +115,7 @@ def looks_of(names: Iterable[str], joined: bool = True) -> dict[str, dict[str, A
             "markerfacecolor": COLOURS[at] if at < count else "none",
             "linestyle": "" if not joined else "-" if at < count else "--",
         }
-        for at, name in enumerate(dict.fromkeys(names))
+        for name, at in places_of(names).items()
     }
 
 

@@ -24,6 +24,7 @@ from recprune.experiments.chart_style import (
     named,
     new_figure,
     own_ticks,
+    places_of,
     refuse_strangers,
     set_scales,
     svg_of,
@@ -214,11 +215,12 @@ def bars(
         figure, axes = new_figure(0.8 + 0.23 * count + 0.16 * len(groups))
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
+        places = places_of(names)
         place, centres = 0.0, []
         for values in groups.values():
             centres.append(place + (len(values) - 1) / 2)
             for name, value in values.items():
-                colour = COLOURS[names.index(name) % len(COLOURS)]
+                colour = COLOURS[places[name] % len(COLOURS)]
                 axes.barh(place, value, 0.8, color=colour)
                 text = f"{three_digits(value)} {name}" if len(names) > 1 else three_digits(value)
                 axes.annotate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
 _BUDGET_SHARE = 0.7  # of the machine's memory, for all that is alive at once
 _SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again
 _FEWEST = 5  # queries, however slow a search is
+_FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")  # before the name of a file
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _build_peers(
             peers = registry.build(key, model, budget, threads=threads)
         except (RecpruneError, ImportError, MemoryError, RuntimeError) as error:
             # Others' libraries: what stops one of them must not stop the whole comparison.
-            left_out[key] = f"could not be built: {error}"
+            left_out[key] = f"could not be built: {_FOLDERS.sub('', str(error))}"
             continue
         built += [
             _Contender(
