@@ -49,7 +49,7 @@ def peer_blocks(record: Record) -> list[Block]:
     return [
         Text(
             f"**{log}**, {model_name(figures['model'])}, {figures['items']:,} items; "
-            f"{record.machine['cpu']}, {figures['instruction_set']}. {_verdict(entries)}"
+            f"{record.machine['cpu']}, {figures['instruction_set']}. {verdict(entries)}"
         ),
         Picture(
             f"peers-{log}",
@@ -178,7 +178,7 @@ def _lost(entry: Json) -> float | None:
     return float(1 - entry["ndcg"] / exact) if exact > 0 else None
 
 
-def _verdict(entries: Sequence[Json]) -> str:
+def verdict(entries: Sequence[Json]) -> str:
     """Say how the fastest peers compare with `auto`."""
     auto = _auto(entries)
     peers = [entry for entry in entries if entry["family"] != OWN_FAMILY]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recprune.experiments.experiment import in_paper_order, model_name
+from recprune.experiments.peer_section import verdict
 from recprune.experiments.record import Record, records_of
 from recprune.storage import writing_file
 from recprune.types import InputError
@@ -15,7 +16,7 @@ _METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Return the median scoring time of every method and model as Markdown."""
+    """Return as Markdown: times of methods and models, beside others, and for more items."""
     measured = in_paper_order(records_of(records, "rq1"))
     measured.sort(key=lambda record: str(record.figures["log"]))
     if not measured:
@@ -34,6 +35,20 @@ def summary(records: Sequence[Record]) -> str:
         f"{record.machine['cpu']}, {record.figures['instruction_set']}" for record in measured
     })  # fmt: skip
     rows += ["", f"Measured on: {'; '.join(machines)}."]
+    for record in records_of(records, "peers"):
+        figures = record.figures
+        rows += ["", f"Beside others, on {figures['log']}: {verdict(figures['peers'])}"]
+    scaling = sorted(records_of(records, "scaling"), key=lambda record: record.figures["items"])
+    if scaling:
+        times = (
+            f"{record.figures['methods']['auto']['p50_us'] / 1000:,.2f} ms for "
+            f"{record.figures['items']:,}"
+            for record in scaling
+        )
+        rows += [
+            "",
+            f"How `auto` grows with the number of items (random codes): {', '.join(times)}.",
+        ]
     return "\n".join(rows) + "\n"
 
 
