@@ -51,6 +51,43 @@ def test_unknown_ids_are_not_found(unknown: object) -> None:
     assert strings.find(unknown) == -1
 
 
+TEXTS = st.sampled_from(["", "a", "ab", "abc", "b", "é", "日本", "\ud800", "a\0"]) | st.text()
+ANYTHING = st.one_of(
+    INTEGERS,
+    TEXTS,
+    st.sampled_from([None, True, False, 1.0, b"a", 2**63, -(2**63) - 1, 2**70, ()]),
+    st.sampled_from(
+        [np.int64(3), np.uint64(2**64 - 1), np.bool_(True), np.float32(1), np.str_("a")]
+    ),
+)
+
+
+@given(
+    st.lists(INTEGERS)
+    | st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["a", "ab"])),
+    st.lists(ANYTHING),
+    st.data(),
+)
+def test_many_are_found_as_each_is(
+    values: list[int] | list[str], others: list[object], data: st.DataObject
+) -> None:
+    kind = pl.Int64 if values and isinstance(values[0], int) else pl.String
+    ids, _ = number_ids(pl.Series(values, dtype=kind))
+    wanted = data.draw(st.permutations([*values, *values, *others]))
+    found = ids.find_all(wanted)
+    assert found.dtype == np.int64
+    assert found.tolist() == [ids.find(value) for value in wanted]
+    external = [ids[k] for k in range(len(ids))]
+
+    def place(value: object) -> int:
+        fits = str if kind == pl.String else int | np.integer
+        if isinstance(value, bool) or not isinstance(value, fits):
+            return -1
+        return external.index(value) if value in external else -1
+
+    assert found.tolist() == list(map(place, wanted))
+
+
 def test_negative_internal_ids_are_refused() -> None:
     with pytest.raises(IndexError, match="internal id -1, expected 0 to 1"):
         IntegerIds(np.array([1, 7]))[-1]

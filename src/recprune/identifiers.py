@@ -8,9 +8,9 @@ found by binary search without a hash table.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +40,23 @@ class IntegerIds:
 
     def find(self, external_id: object) -> int:
         """Return the internal id of `external_id`, or −1 where there is none."""
-        if isinstance(external_id, bool) or not isinstance(external_id, int | np.integer):
-            return -1
-        limits = np.iinfo(np.int64)
-        if not limits.min <= external_id <= limits.max:
+        if not _is_int64(external_id):
             return -1
         position = int(np.searchsorted(self.numbers, external_id))
         found = position < len(self) and self.numbers[position] == external_id
         return position if found else -1
+
+    def find_all(self, external_ids: Sequence[object]) -> Int64Array:
+        """Do as `find` does, for many at once, of which each then takes far less time."""
+        found = np.full(len(external_ids), -1, np.int64)
+        places = [place for place, value in enumerate(external_ids) if _is_int64(value)]
+        given = np.array([external_ids[place] for place in places], np.int64)
+        # Ascending: one search then begins in the cache of the one before it.
+        wanted, which = np.unique(given, return_inverse=True)
+        first = np.searchsorted(self.numbers, wanted, "left")
+        end = np.searchsorted(self.numbers, wanted, "right")
+        found[places] = np.where(first < end, first, -1)[which]
+        return found
 
     def take(self, internal_ids: Iterable[int]) -> list[int]:
         """Return the external ids of several internal ones."""
@@ -84,14 +93,15 @@ class StringIds:
 
     def find(self, external_id: object) -> int:
         """Return the internal id of `external_id`, or −1 where there is none."""
-        if not isinstance(external_id, str):
-            return -1
-        try:
-            wanted = external_id.encode()
-        except UnicodeEncodeError:  # half a character: in no file that could be read
-            return -1
-        position = bisect_left(range(len(self)), wanted, key=self._bytes)
-        return position if position < len(self) and self._bytes(position) == wanted else -1
+        return int(self.find_all([external_id])[0])
+
+    def find_all(self, external_ids: Sequence[object]) -> Int64Array:
+        """Do as `find` does, for many at once, of which each then takes far less time."""
+        wanted = [_utf8(external_id) for external_id in external_ids]
+        found: dict[bytes | None, int] = {None: -1}
+        distinct = sorted({text for text in wanted if text is not None})
+        self._find_sorted(distinct, 0, len(self), found)
+        return np.array([found[text] for text in wanted], np.int64)
 
     def take(self, internal_ids: Iterable[int]) -> list[str]:
         """Return the external ids of several internal ones."""
@@ -108,11 +118,50 @@ class StringIds:
         """Return the arrays that `ids_from_arrays` reads back."""
         return {f"{prefix}_offsets": self.offsets, f"{prefix}_pool": self.pool}
 
+    def _find_sorted(
+        self, wanted: list[bytes], first: int, end: int, found: dict[bytes | None, int]
+    ) -> None:
+        """Add to `found` where ids are that all belong between two positions.
+
+        Where the middle one belongs says between which positions the others do.
+        """
+        if not wanted:
+            return
+        middle = len(wanted) // 2
+        text = wanted[middle]
+        position = bisect_left(range(len(self)), text, first, end, key=self._bytes)
+        is_there = position < len(self) and self._bytes(position) == text
+        found[text] = position if is_there else -1
+        self._find_sorted(wanted[:middle], first, position, found)
+        self._find_sorted(wanted[middle + 1 :], position, end, found)
+
     def _bytes(self, position: int) -> bytes:
         return self.pool[self.offsets[position] : self.offsets[position + 1]].tobytes()
 
 
 ExternalIds: TypeAlias = IntegerIds | StringIds
+
+_INTEGERS = (int, np.integer)
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+
+
+def _is_int64(value: object) -> TypeGuard[int]:
+    """Say whether a value can be the id of something; True and False are none."""
+    return (
+        isinstance(value, _INTEGERS)
+        and not isinstance(value, bool)
+        and _SMALLEST <= int(value) <= _LARGEST
+    )
+
+
+def _utf8(value: object) -> bytes | None:
+    """Return the bytes of what can be the id of something."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return value.encode()
+    except UnicodeEncodeError:  # half a character: in no file that could be read
+        return None
 
 
 def ids_from_arrays(arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -299,14 +300,20 @@ class Recommender:
         """Return the internal ids of histories, and the external ids that nobody knows."""
         if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
             raise InputError(f"histories is {histories!r}, expected a sequence of histories")
-        known: list[Int32Array] = []
-        unknown: list[list[ExternalId]] = []
+        whole: list[ExternalId] = []  # one history after the other
+        ends = []
         for place, history in enumerate(histories):
             if isinstance(history, str | bytes) or not hasattr(history, "__iter__"):
                 raise InputError(f"histories[{place}] is {history!r}, expected a sequence of ids")
-            found = [(external_id, self.item_ids.find(external_id)) for external_id in history]
-            known.append(np.array([item for _, item in found if item >= 0], np.int32))
-            unknown.append([external_id for external_id, item in found if item < 0])
+            whole.extend(history)
+            ends.append(len(whole))
+        found = self.item_ids.find_all(whole)
+        known: list[Int32Array] = []
+        unknown: list[list[ExternalId]] = []
+        for start, end in pairwise([0, *ends]):
+            items = found[start:end]
+            known.append(items[items >= 0].astype(np.int32))
+            unknown.append([whole[start + place] for place in np.flatnonzero(items < 0)])
         return known, unknown
 
     def _allowed(
@@ -322,12 +329,13 @@ class Recommender:
             return allow
         if isinstance(allow, str | bytes) or not hasattr(allow, "__iter__"):
             raise InputError(f"allow is {allow!r}, expected a sequence of item ids, or a mask")
+        given = list(allow)
+        items = self.item_ids.find_all(given)
+        if len(items) and items.min() < 0:
+            place = int((items < 0).argmax())
+            raise InputError(f"allow[{place}] is {given[place]!r}: not in the catalogue")
         mask = np.zeros(len(self.item_ids), np.bool_)
-        for place, external_id in enumerate(allow):
-            item = self.item_ids.find(external_id)
-            if item < 0:
-                raise InputError(f"allow[{place}] is {external_id!r}: not in the catalogue")
-            mask[item] = True
+        mask[items] = True
         return mask
 
 
