@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from recprune.recommender import Recommendations, Recommender
     from recprune.results import SearchStats, TopK
     from recprune.settings import ModelSettings, Settings, TrainingSettings
+    from recprune.shard_answers import ShardedTopK
+    from recprune.sharded_index import ShardedIndex
+    from recprune.shards import ShardLostError, write_shards
     from recprune.statistics import Statistics, log_statistics
     from recprune.synthetic import (
         PRESETS,
@@ -81,6 +84,9 @@ __all__ = [
     "Scan",
     "SearchStats",
     "Settings",
+    "ShardLostError",
+    "ShardedIndex",
+    "ShardedTopK",
     "Statistics",
     "StorageError",
     "StringIds",
@@ -105,6 +111,7 @@ __all__ = [
     "synthetic_log",
     "temporal_holdout",
     "train",
+    "write_shards",
     "write_synthetic_log",
 ]
 
@@ -149,6 +156,9 @@ _HOMES = {
     "Scan": "methods",
     "SearchStats": "results",
     "Settings": "settings",
+    "ShardLostError": "shards",
+    "ShardedIndex": "sharded_index",
+    "ShardedTopK": "shard_answers",
     "Statistics": "statistics",
     "StorageError": "types",
     "StringIds": "identifiers",
@@ -173,6 +183,7 @@ _HOMES = {
     "synthetic_log": "synthetic",
     "temporal_holdout": "holdout",
     "train": "training",
+    "write_shards": "shards",
     "write_synthetic_log": "synthetic",
 }
 

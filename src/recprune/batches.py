@@ -88,6 +88,23 @@ def padded_batch(batch: Batch, rows: int, predictions: int) -> Batch:
     )
 
 
+def batch_part(batch: Batch, part: int, parts: int) -> tuple[Batch, Int64Array]:
+    """Return one of several parts of a batch, and which of its predictions that part has.
+
+    The parts are runs of rows, as equal as can be; of few rows, some are empty.
+    """
+    num_rows, width = batch.items.shape
+    first, last = num_rows * part // parts, num_rows * (part + 1) // parts
+    kept = np.flatnonzero((batch.positions >= first * width) & (batch.positions < last * width))
+    return Batch(
+        batch.items[first:last],
+        batch.places[first:last],
+        batch.segments[first:last],
+        batch.positions[kept] - first * width,
+        batch.targets[kept],
+    ), kept
+
+
 def _pack(
     items: Int64Array, lengths: Int64Array, width: int, predicted: Int64Array, targets: Int64Array
 ) -> Batch:

@@ -111,6 +111,26 @@ def load_checkpoint(
     return state
 
 
+def training_tensors(
+    model: SequenceModel, optimiser: torch.optim.Adam, state: State
+) -> list[torch.Tensor]:
+    """Return the tensors of a training, which may be written over: weights, and Adam's moments.
+
+    There are moments from the first step on; where they are to come from elsewhere, they are made.
+    """
+    tensors = [parameter.detach() for parameter in model.parameters()]
+    if state.epoch or state.batch:
+        for parameter in model.parameters():
+            moments = optimiser.state[parameter]
+            if not moments:
+                where = parameter.device if optimiser.defaults["fused"] else "cpu"
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    moments[moment] = torch.zeros_like(parameter)
+                moments["step"] = torch.zeros((), device=where)
+            tensors += [moments[moment] for moment in _MOMENTS]
+    return tensors
+
+
 def save_model(
     folder: Path, settings: Settings, model: SequenceModel, checksum: str, ndcg: float
 ) -> None:

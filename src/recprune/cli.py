@@ -53,6 +53,11 @@ COMMANDS = {
         "recommend items to a history",
         "Recommend the next items to histories of external item ids, from a saved recommender.",
     ),
+    "batch": (
+        "recommend items to every user of a Parquet file",
+        "Recommend the next items to every history of Parquet files, in worker processes or on a "
+        "Ray cluster, and write Parquet. A run that was stopped goes on where it was.",
+    ),
     "serve": (
         "serve a saved recommender over HTTP, with a page to look inside",
         "Serve a saved recommender over HTTP: recommendations, search, events, metrics, and a page "

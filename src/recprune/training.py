@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +28,9 @@ from recprune.checkpoint import (
     load_checkpoint,
     save_checkpoint,
     save_model,
+    training_tensors,
 )
+from recprune.distributed import ALONE, Workers
 from recprune.prepared import Prepared
 from recprune.sequence_model import (
     SequenceModel,
@@ -37,11 +40,12 @@ from recprune.sequence_model import (
     target_ranks,
 )
 from recprune.settings import Settings
-from recprune.steps import make_step
+from recprune.steps import SharedStep, Step, make_step
 from recprune.storage import MANIFEST, writing_file
 from recprune.types import (
     InputError,
     InterruptedWorkError,
+    Json,
     RecpruneError,
     needs_extra,
     random_generator,
@@ -80,6 +84,7 @@ def train(
     resume: bool = False,
     compiled: bool = False,
     max_seconds: float = math.inf,
+    workers: Workers = ALONE,
     on_epoch: Report = lambda _: None,
     on_steps: StepReport = lambda *_: None,
 ) -> State:
@@ -88,7 +93,15 @@ def train(
     `out` gets the best weights, a line of JSON about every epoch, and a checkpoint that is renewed
     every minute. With `resume`, an earlier run in `out` goes on where it stopped. After
     `max_seconds` no new epoch is begun.
+
+    Several `workers`, who have joined before, call this alike and share the work of every step. The
+    first of them alone reads and writes `out`, validates and reports.
     """
+    size = settings.training.batch_size
+    if workers.count > size:
+        raise InputError(
+            f"{workers.count} workers for a batch_size of {size}: some would have nothing to do"
+        )
     folder = Path(out)
     chosen = find_device(device)
     torch.manual_seed(settings.training.seed)
@@ -100,8 +113,13 @@ def train(
         model.parameters(), settings.training.learning_rate, fused=on_gpu, capturable=on_gpu
     )
     checksum = prepared.checksum()
-    state = _begin(folder, settings, checksum, model, optimiser, resume)
-    step = make_step(model, optimiser, settings, chosen, compiled)
+    begin = partial(_begin, folder, settings, checksum, model, optimiser, resume)
+    told = workers.tell(lambda: {"state": asdict(begin()), "checksum": checksum})
+    if told["checksum"] != checksum:
+        raise InputError("the prepared log is not the one that the first worker has")
+    state = State(**told["state"])
+    if workers.count > 1:
+        workers.spread(training_tensors(model, optimiser, state))
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
@@ -114,13 +132,45 @@ def train(
         state.seconds = time.monotonic() - begun
         save()
 
+    def finish_epoch(loss: float, num_batches: int, steps_per_second: float) -> Json:
+        """Judge an epoch, keep what it brought, and return where the training stands."""
+        ndcg = validation_ndcg(model, prepared, settings)
+        # As long as nothing at all is found, and without validation users, the newest is best.
+        best = ndcg > state.best_ndcg or ndcg == 0.0 == state.best_ndcg
+        state.epochs_without_best = 0 if best else state.epochs_without_best + 1
+        state.best_ndcg = max(ndcg, state.best_ndcg)
+        state.steps += num_batches
+        state.seconds = time.monotonic() - begun
+        report = EpochReport(
+            state.epoch + 1, loss, ndcg, best, state.steps, steps_per_second, state.seconds
+        )
+        state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
+        if best:
+            save_model(folder, settings, model, checksum, ndcg)
+        _append_line(folder / EPOCHS, report)
+        on_epoch(report)
+        time_is_up = time.monotonic() - started >= max_seconds
+        if time_is_up or _is_finished(state, settings) or not (folder / CHECKPOINT).exists():
+            save()
+        return {"state": asdict(state), "time_is_up": time_is_up}
+
     started = saved_at = time.monotonic()
     begun = started - state.seconds
     time_is_up = False
     with _interruptible() as asked_to_stop:
+        step: Step
+        if workers.count == 1:
+            step, stop_asked = (
+                make_step(model, optimiser, settings, chosen, compiled),
+                asked_to_stop,
+            )
+        else:
+            step = shared = SharedStep(
+                model, optimiser, settings, chosen, compiled, workers, asked_to_stop
+            )
+            stop_asked = shared.stop_asked
         while not _is_finished(state, settings) and not time_is_up:
             users = epoch_users(prepared, settings, state.epoch)
-            size = settings.training.batch_size
             num_batches = -(-len(users) // size)
             epoch_begun, first_number = time.monotonic(), state.batch
             model.train()
@@ -132,41 +182,23 @@ def train(
                 losses += loss
                 if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
                     _refuse_nan(float(losses), state, number)
-                    on_steps(number + 1, num_batches, float(loss))
-                if time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
+                    if workers.is_first:
+                        on_steps(number + 1, num_batches, float(loss))
+                if workers.is_first and time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
                     save_within(number)
                     saved_at = time.monotonic()
-                if asked_to_stop():
-                    save_within(number)
+                if stop_asked():
+                    if workers.is_first:
+                        save_within(number)
                     raise InterruptedWorkError(
                         f"interrupted in epoch {state.epoch + 1} after {number + 1} of "
                         f"{num_batches} steps; all is saved: go on with --resume"
                     )
-            seconds = time.monotonic() - epoch_begun
-            ndcg = validation_ndcg(model, prepared, settings)
-            # As long as nothing at all is found, and without validation users, the newest is best.
-            best = ndcg > state.best_ndcg or ndcg == 0.0 == state.best_ndcg
-            state.epochs_without_best = 0 if best else state.epochs_without_best + 1
-            state.best_ndcg = max(ndcg, state.best_ndcg)
-            state.steps += num_batches
-            state.seconds = time.monotonic() - begun
-            report = EpochReport(
-                state.epoch + 1,
-                float(losses) / num_batches,
-                ndcg,
-                best,
-                state.steps,
-                (num_batches - first_number) / max(seconds, 1e-9),
-                state.seconds,
-            )
-            state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
-            if best:
-                save_model(folder, settings, model, checksum, ndcg)
-            _append_line(folder / EPOCHS, report)
-            on_epoch(report)
-            time_is_up = time.monotonic() - started >= max_seconds
-            if time_is_up or _is_finished(state, settings) or not (folder / CHECKPOINT).exists():
-                save()
+            seconds = max(time.monotonic() - epoch_begun, 1e-9)
+            speed = (num_batches - first_number) / seconds
+            finish = partial(finish_epoch, float(losses) / num_batches, num_batches, speed)
+            told = workers.tell(finish)
+            state, time_is_up = State(**told["state"]), told["time_is_up"]
     return state
 
 
@@ -182,13 +214,17 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     return ndcg_at(ranks, 10)
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is a GPU where there is one."""
+def find_device(name: str, workers: Workers = ALONE) -> torch.device:
+    """Return the device of that name; `auto` is a GPU where there is one.
+
+    Of several workers on a machine, each has the GPU with its own number.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and workers.count > 1:
+        name = f"cuda:{workers.local_rank}"
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
+        device = torch.zeros(1, device=name).device  # of GPUs, a certain one
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"device {name!r} cannot be used here: {reason}") from None

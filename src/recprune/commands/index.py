@@ -1,13 +1,15 @@
-"""`recprune index`: build an index, or look at one."""
+"""`recprune index`: build an index, in one piece or in shards, or look at one."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from recprune.codebook import Codebook
 from recprune.commands.array_files import read_array
 from recprune.index import KIND, Index
+from recprune.shards import ShardInputs, is_sharded, read_folder, shard_folder, write_shards
 from recprune.storage import check_target
 from recprune.types import Json
 
@@ -28,6 +30,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     build.add_argument("--threads", type=int, default=1, help="default %(default)s")
     build.set_defaults(action_run=_build)
+    shard = actions.add_parser("shard", help="write an index in shards, to be searched on Ray")
+    shard.add_argument(
+        "codes", metavar="CODES|INDEX",
+        help="a saved codebook or an .npy of uint8 or uint16 [n, M]; or a saved index",
+    )  # fmt: skip
+    shard.add_argument(
+        "embeddings", nargs="?", metavar="EMBEDDINGS",
+        help=".npy of float32 [M, B, d/M]; an index has its own",
+    )  # fmt: skip
+    shard.add_argument("--shards", type=int, required=True, metavar="N", help="how many")
+    shard.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    shard.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
+    shard.add_argument(
+        "--layout", choices=("auto", "full", "compact"), default="auto",
+        help="default %(default)s: that of the index, or full",
+    )  # fmt: skip
+    shard.add_argument("--threads", type=int, default=1, help="for a shard; default %(default)s")
+    shard.add_argument(
+        "--address", metavar="HOST:PORT",
+        help="build all shards at the same time, on this Ray cluster (or auto, or local)",
+    )  # fmt: skip
+    shard.set_defaults(action_run=_shard)
     info = actions.add_parser("info", help="say what a saved index holds and costs")
     info.add_argument("index", metavar="FOLDER")
     info.add_argument("--verify", action="store_true", help="compare every byte with its checksum")
@@ -57,8 +81,48 @@ def _build(parsed: argparse.Namespace) -> None:
     _print_lines(index.describe())
 
 
+def _shard(parsed: argparse.Namespace) -> None:
+    inputs = ShardInputs(parsed.codes, parsed.embeddings, parsed.item_bias)
+    if parsed.address is not None:
+        from recprune.shard_building import build_shards_on_ray
+
+        build_shards_on_ray(
+            inputs,
+            parsed.out,
+            parsed.shards,
+            layout=parsed.layout,
+            threads=parsed.threads,
+            address=parsed.address,
+            progress=_say,
+        )
+    else:
+        codes, embeddings, bias, own_layout = inputs.read()
+        layout = own_layout if parsed.layout == "auto" else parsed.layout
+        write_shards(
+            codes,
+            embeddings,
+            parsed.out,
+            parsed.shards,
+            item_bias=bias,
+            layout=layout,
+            threads=parsed.threads,
+            progress=_say,
+        )
+    _print_lines(read_folder(parsed.out).describe())
+
+
 def _info(parsed: argparse.Namespace) -> None:
+    if is_sharded(parsed.index):
+        sharded = read_folder(parsed.index)
+        for shard in sharded.shards if parsed.verify else ():
+            Index.load(shard_folder(sharded.path, shard.number), verify=True)
+        _print_lines(sharded.describe())
+        return
     _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())
+
+
+def _say(step: str) -> None:
+    print(step, file=sys.stderr)  # noqa: T201
 
 
 def _print_lines(values: Json) -> None:

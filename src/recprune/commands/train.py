@@ -1,4 +1,7 @@
-"""`recprune train`: a model from a prepared log. Runs where there is only torch and NumPy."""
+"""`recprune train`: a model from a prepared log. Runs where there is only torch and NumPy.
+
+With `--workers`, the command supervises processes that run this same module, one for each worker.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,27 @@ import argparse
 import json
 import sys
 import time
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recprune.checkpoint import EPOCHS, MODEL, checkpoint_settings
+from recprune.checkpoint import CHECKPOINT, EPOCHS, MODEL, checkpoint_settings
+from recprune.distributed import ALONE, LostWorkerError, SharedError, Workers, appointed, joined
+from recprune.launch import FAILED, INTERRUPTED, as_worker, launch
 from recprune.prepared import Prepared
 from recprune.settings import PRESETS, Settings, find_preset
 from recprune.training import EpochReport, find_device, train
-from recprune.types import MAX_SUB_ITEMS, InputError, MissingExtraError
+from recprune.types import (
+    MAX_SUB_ITEMS,
+    InputError,
+    InterruptedWorkError,
+    MissingExtraError,
+    needs_extra,
+)
+
+with needs_extra("train"):
+    import torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,41 +57,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-minutes", type=float, default=float("inf"), metavar="N",
         help="begin no epoch after this",
     )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, metavar="N",
+        help="processes that share every batch, each with a GPU if there are; default 1",
+    )  # fmt: skip
 
 
 def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     if not parsed.max_minutes > 0.0:
         raise InputError(f"--max-minutes is {parsed.max_minutes}, expected more than 0")
-    settings = _settings(parsed)
+    if parsed.workers is not None and parsed.workers < 1:
+        raise InputError(f"--workers is {parsed.workers}, expected 1 or more")
+    workers = appointed()
+    count = workers.count if workers is not None else parsed.workers or 1
+    if count > 1 and parsed.device.startswith("cuda:"):
+        raise InputError(
+            f"--device {parsed.device} is one GPU, {count} workers need as many: say cuda"
+        )
+    try:
+        if workers is not None:
+            _join(parsed, workers)
+        elif count == 1:
+            _train(parsed, ALONE)
+        else:
+            _refuse_too_few_gpus(parsed.device, count)
+            launch("recprune.commands.train", vars(parsed), count)
+    except LostWorkerError as error:
+        saved = (Path(parsed.out) / CHECKPOINT).exists()
+        advice = (
+            "what was saved is whole: go on with --resume" if saved else "nothing was saved yet"
+        )
+        raise LostWorkerError(f"{error}; {advice}") from None
+    except (SharedError, InterruptedWorkError) as error:
+        if workers is None or workers.is_first:
+            raise
+        sys.exit(INTERRUPTED if isinstance(error, InterruptedWorkError) else FAILED)  # said already
+
+
+def _refuse_too_few_gpus(name: str, count: int) -> None:
+    """Refuse a number of workers that this machine has no GPUs for; none is touched here."""
+    gpus = torch.cuda.device_count()
+    if (name == "cuda" or (name == "auto" and gpus)) and count > gpus:
+        raise InputError(f"--workers is {count}, but there are {gpus} GPUs here; or --device cpu")
+
+
+def _join(parsed: argparse.Namespace, workers: Workers) -> None:
+    """Train as one of the workers that somebody else has started."""
+    if parsed.workers not in (None, workers.count):
+        raise InputError(f"--workers is {parsed.workers}, but {workers.count} were started")
+    if workers.count == 1:
+        _train(parsed, ALONE)
+        return
+    with joined(workers, find_device(parsed.device, workers)):
+        _train(parsed, workers)
+
+
+def _train(parsed: argparse.Namespace, workers: Workers) -> None:
+    settings = Settings.from_json(workers.tell(lambda: _settings(parsed).to_json()))
     prepared = Prepared.load(parsed.prepared)
-    model, training = settings.model, settings.training
-    _say(
-        f"{model.architecture} ({model.embedding}) for {prepared.num_items:,} items: "
-        f"{training.loss} with {training.num_negatives} negatives, on {find_device(parsed.device)}"
-    )
-    if not len(prepared.validation):
-        _say("no validation users: the last weights will be kept")
-    if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
-        _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
+    device = find_device(parsed.device, workers)
+    if workers.is_first:
+        _introduce(prepared, settings, device, workers)
     show = _Progress(settings)
     state = train(
         prepared,
         settings,
         parsed.out,
-        device=parsed.device,
+        device=str(device),
         resume=parsed.resume,
         compiled=parsed.compile,
         max_seconds=60.0 * parsed.max_minutes,
+        workers=workers,
         on_epoch=show.epoch,
         on_steps=show.steps,
     )
+    if not workers.is_first:
+        return
     if state.epoch == 0:
         _say("not a single epoch was run")
         return
     where = Path(parsed.out) / MODEL
     _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
     _draw_curve(Path(parsed.out))
+
+
+def _introduce(
+    prepared: Prepared, settings: Settings, device: torch.device, workers: Workers
+) -> None:
+    model, training = settings.model, settings.training
+    many = f", {workers.count} workers" if workers.count > 1 else ""
+    _say(
+        f"{model.architecture} ({model.embedding}) for {prepared.num_items:,} items: "
+        f"{training.loss} with {training.num_negatives} negatives, on {device}{many}"
+    )
+    if not len(prepared.validation):
+        _say("no validation users: the last weights will be kept")
+    if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
+        _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
 
 
 def _listed(settings: Settings) -> str:
@@ -150,3 +229,15 @@ def _draw_curve(folder: Path) -> None:
         draw_training(folder / EPOCHS, folder / "training.png")
     except MissingExtraError as error:
         _say(f"no picture of the training: {error}")
+
+
+def _work(line_number: str, job: str) -> int:
+    """Be one of the workers that `run` has launched."""
+    workers = appointed()
+    if workers is None:
+        raise InputError("a worker is started by recprune train --workers")
+    return as_worker(int(line_number), partial(_join, Namespace(**json.loads(job)), workers))
+
+
+if __name__ == "__main__":
+    sys.exit(_work(*sys.argv[1:]))

@@ -40,7 +40,7 @@ def summary(records: Sequence[Record]) -> str:
         rows += ["", f"Beside others, on {figures['log']}: {verdict(figures['peers'])}"]
     scaling = sorted(records_of(records, "scaling"), key=lambda record: record.figures["items"])
     if scaling:
-        times = (
+        each = (
             f"{record.figures['methods']['auto']['p50_us'] / 1000:,.2f} ms for "
             f"{record.figures['items']:,}"
             for record in scaling

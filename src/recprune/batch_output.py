@@ -1,0 +1,163 @@
+"""The folder that a batch is written to: whose it is, what is finished in it, the manifest last.
+
+A part that is there under its own name is finished. So a run that was killed goes on with the
+others, whichever engine makes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeAlias
+
+from recprune.batch_parts import PartReport, finished_part, part_name
+from recprune.batch_plan import Plan
+from recprune.storage import MANIFEST, writing_file
+from recprune.types import VERSION, Json, StorageError
+
+PLAN = "plan.json"
+_VERSION = 1
+
+WriteParts: TypeAlias = Callable[[Plan, str | Path, Sequence[int]], Iterator[PartReport]]
+"""An engine: answers the parts that it is given, and yields each report as its part is in place."""
+
+
+def run_batch(
+    plan: Plan,
+    out: str | Path,
+    write_parts: WriteParts,
+    on_part: Callable[[PartReport, bool], None] = lambda _, __: None,
+) -> list[PartReport]:
+    """Make what is missing of the output, the manifest last; return the reports of all parts.
+
+    `on_part` hears of every part, and whether it was made now or found.
+    """
+    with opened_output(plan, out) as finished:
+        reports = list(finished.values())
+        for report in reports:
+            on_part(report, False)
+        left = [part for part in range(plan.num_parts) if part not in finished]
+        for report in write_parts(plan, out, left) if left else ():
+            on_part(report, True)
+            reports.append(report)
+        reports.sort(key=lambda report: report.part)
+        _remove_leftovers(Path(out))
+        write_manifest(plan, Path(out), reports)
+    return reports
+
+
+@contextmanager
+def opened_output(plan: Plan, out: str | Path) -> Iterator[dict[int, PartReport]]:
+    """Claim a folder for a plan; give the parts that are finished already, on disk and whole.
+
+    A folder that belongs to another plan, or to anything else, is refused and left as it is.
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        _lock(folder, descriptor)
+        _claim(folder, plan)
+        _remove_leftovers(folder)
+        finished = (finished_part(plan, folder, part) for part in range(plan.num_parts))
+        yield {report.part: report for report in finished if report is not None}
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what workers that were killed had begun to write."""
+    for leftover in folder.glob(".part-*"):
+        leftover.unlink(missing_ok=True)
+
+
+def _lock(folder: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some network file systems have no locks for folders: there it is up to the caller.
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise StorageError(f"{folder}: another run is writing to it") from None
+
+
+def _claim(folder: Path, plan: Plan) -> None:
+    """Write the plan into an empty folder, or compare it with the one that is there."""
+    path = folder / PLAN
+    wanted = plan.to_json()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if any(not entry.name.startswith(f".{PLAN}.") for entry in folder.iterdir()):
+            raise StorageError(
+                f"{folder}: already exists and is not a batch's output; not overwritten"
+            ) from None
+        _write_json(path, wanted)
+        return
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    if found == wanted:
+        return
+    found = found if isinstance(found, dict) else {}
+    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    raise StorageError(
+        f"{folder}: belongs to another run, with different {', '.join(differing) or 'entries'}: "
+        "give an empty folder, or what that run was given"
+    )
+
+
+def write_manifest(plan: Plan, folder: Path, reports: Sequence[PartReport]) -> None:
+    """Say that everything is there, after looking whether it is."""
+    missing = set(range(plan.num_parts)) - {report.part for report in reports}
+    if missing:
+        raise StorageError(f"{folder}: {part_name(min(missing))} is missing")
+    manifest: Json = {
+        "kind": "batch",
+        "version": _VERSION,
+        "written_by": f"recprune {VERSION}",
+        "settings": asdict(plan.settings),
+        "plan": _json_sha256(plan.to_json()),
+        "recommender": plan.recommender_sha256,
+        "rows": plan.num_rows,
+        "parts": [_entry(folder, report) for report in reports],
+    }
+    manifest["sha256"] = _json_sha256(manifest)
+    _write_json(folder / MANIFEST, manifest)
+
+
+def _entry(folder: Path, report: PartReport) -> Json:
+    path = folder / part_name(report.part)
+    if not path.exists() or path.stat().st_size != report.bytes:
+        raise StorageError(
+            f"{path}: was written, but is not here: all workers have to share the folder"
+        )
+    return {
+        "name": path.name,
+        "rows": report.rows,
+        "bytes": report.bytes,
+        "sha256": report.sha256,
+    }
+
+
+def _write_json(path: Path, value: Json) -> None:
+    try:
+        with writing_file(path) as temporary:
+            temporary.write_text(
+                json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error}") from None
+
+
+def _json_sha256(value: Json) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,223 @@
+"""Which rows make which part of a batch: divided from the metadata of Parquet files alone.
+
+So every run and every engine has the same parts, however large the input. A plan also says of what
+it was made, so that another input, recommender or setting is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recprune.arguments import MAX_ITEMS, checked_count
+from recprune.identifiers import IntegerIds
+from recprune.recommender import Recommender
+from recprune.storage import MANIFEST
+from recprune.types import InputError, Json, StorageError, needs_extra
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """What decides the output, beside the recommender and the histories."""
+
+    k: int = 10
+    exclude_seen: bool = False
+    user_column: str = "user_id"
+    history_column: str = "history"
+    rows_per_part: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("k", "rows_per_part"):
+            if not 1 <= checked_count(getattr(self, name), name) < MAX_ITEMS:
+                raise InputError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        if self.user_column == self.history_column:
+            raise InputError(f"users and histories are both said to be in {self.user_column!r}")
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A Parquet file, and by what to notice that it has become another one."""
+
+    path: str
+    bytes: int
+    modified_ns: int
+    footer_sha256: str
+    row_groups: tuple[int, ...]  # rows in each
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a row group."""
+
+    file: InputFile
+    row_group: int
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows make which part. Part p has the rows from p × rows_per_part on, over all files."""
+
+    recommender: str
+    recommender_sha256: str  # of its manifest, which has those of all arrays
+    files: tuple[InputFile, ...]
+    settings: BatchSettings
+
+    @cached_property
+    def _row_groups(self) -> list[tuple[InputFile, int]]:
+        return [(file, group) for file in self.files for group in range(len(file.row_groups))]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first row of every row group, and the number of all rows."""
+        sizes = (rows for file in self.files for rows in file.row_groups)
+        return list(accumulate(sizes, initial=0))
+
+    @property
+    def num_rows(self) -> int:
+        """Users, one a row."""
+        return self._starts[-1]
+
+    @property
+    def num_parts(self) -> int:
+        """Parts, all of the same size but the last."""
+        return -(-self.num_rows // self.settings.rows_per_part)
+
+    def rows_of(self, part: int) -> int:
+        """Return how many rows a part has."""
+        first = part * self.settings.rows_per_part
+        return min(self.settings.rows_per_part, self.num_rows - first)
+
+    def pieces(self, part: int) -> list[Piece]:
+        """Return where the rows of a part are, in order."""
+        row = part * self.settings.rows_per_part
+        end = row + self.rows_of(part)
+        found = []
+        while row < end:
+            place = bisect_right(self._starts, row) - 1  # the last to begin here: not an empty one
+            file, row_group = self._row_groups[place]
+            rows = min(end, self._starts[place + 1]) - row
+            found.append(Piece(file, row_group, row - self._starts[place], rows))
+            row += rows
+        return found
+
+    def to_json(self) -> Json:
+        """Return what the output depends on: no paths, so that folders may be moved."""
+        files = [asdict(file) | {"path": Path(file.path).name} for file in self.files]
+        return {
+            "kind": "batch plan",
+            "version": _VERSION,
+            "settings": asdict(self.settings),
+            "recommender": self.recommender_sha256,
+            "histories": json.loads(json.dumps(files)),  # as it is read back: lists, not tuples
+        }
+
+
+def make_plan(
+    recommender: str | Path, histories: str | Path, settings: BatchSettings | None = None
+) -> Plan:
+    """Look at the recommender and at the metadata of the histories, and divide the work."""
+    settings = settings or BatchSettings()
+    loaded = Recommender.load(recommender)
+    paths = _parquet_files(Path(histories))
+    files = []
+    first_type = None
+    for path in paths:
+        file, user_type = _look_at(path, settings, isinstance(loaded.item_ids, IntegerIds))
+        if first_type not in (None, user_type):
+            raise InputError(
+                f"{path}: {settings.user_column!r} is {user_type}, in {paths[0]} {first_type}"
+            )
+        first_type = user_type
+        files.append(file)
+    return Plan(
+        os.path.realpath(recommender), recommender_checksum(recommender), tuple(files), settings
+    )
+
+
+def recommender_checksum(folder: str | Path) -> str:
+    """Return the checksum of a saved recommender, as its manifest has it."""
+    try:
+        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
+        return str(manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{folder}: not a saved recommender: {error}") from None
+
+
+def _parquet_files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        if not source.exists():
+            raise InputError(f"{source}: no such file or folder")
+        return [source]
+    found = sorted(
+        path for path in source.glob("*.parquet") if not path.name.startswith((".", "_"))
+    )
+    if not found:
+        raise InputError(f"{source}: has no Parquet files (*.parquet)")
+    return found
+
+
+def _look_at(path: Path, settings: BatchSettings, integers: bool) -> tuple[InputFile, pa.DataType]:
+    """Return a file's sizes and the type of its users; refuse what cannot hold histories."""
+    with needs_extra("data"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        state = path.stat()
+        with pq.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+        with path.open("rb") as raw:
+            raw.seek(-8, os.SEEK_END)
+            length = int.from_bytes(raw.read(4), "little")
+            raw.seek(-8 - length, os.SEEK_END)
+            footer = hashlib.sha256(raw.read(length)).hexdigest()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: not readable as Parquet: {error}") from None
+    for column in (settings.user_column, settings.history_column):
+        if schema.get_all_field_indices(column) == []:
+            raise InputError(f"{path}: has no column {column!r}, but {', '.join(schema.names)}")
+    users = schema.field(settings.user_column).type
+    if not (pa.types.is_integer(users) or _is_text(users)):
+        raise InputError(f"{path}: {settings.user_column!r} is {users}, expected ids")
+    histories = schema.field(settings.history_column).type
+    items = histories.value_type if _is_list(histories) else None
+    fits = items is not None and (
+        pa.types.is_null(items) or (pa.types.is_integer(items) if integers else _is_text(items))
+    )
+    if not fits:
+        expected = "integers" if integers else "strings"
+        raise InputError(
+            f"{path}: {settings.history_column!r} is {histories}, expected lists of {expected}, "
+            "as the ids of the catalogue are"
+        )
+    where = os.path.realpath(path)
+    return InputFile(where, state.st_size, state.st_mtime_ns, footer, rows), users
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

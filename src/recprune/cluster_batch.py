@@ -1,0 +1,95 @@
+"""The parts of a batch answered by actors of a Ray cluster, through Ray Data.
+
+Ray restarts an actor that dies, elsewhere if its node is lost, and has its parts done again. A part
+is put in place in one step, so what is done twice is there once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from recprune.batch_parts import PartReport, PartWriter
+from recprune.batch_plan import Plan
+from recprune.cluster import connected
+from recprune.types import RecpruneError
+
+if TYPE_CHECKING:
+    import ray.data
+
+
+def write_parts_on_ray(
+    plan: Plan, out: str | Path, parts: Sequence[int], workers: int | None, address: str
+) -> Iterator[PartReport]:
+    """Answer parts on a cluster; yield each report as soon as its part is in place.
+
+    The address is one that `connected` takes. Without a number of workers, every CPU is one.
+    """
+    with connected(address, workers):
+        import ray
+        import ray.data.exceptions
+
+        try:
+            for row in _answered(plan, out, parts, workers).iter_rows():
+                said = json.loads(row["report"])
+                if "error" in said:
+                    raise RecpruneError(said["error"])
+                yield PartReport(**said)
+        except (
+            ray.exceptions.RayError,
+            ray.data.exceptions.ExecutionTimeoutError,  # actors that die, and die again
+            ray.data.exceptions.SystemException,
+        ) as error:
+            first = (str(error).strip() or repr(error)).splitlines()[0]
+            raise RecpruneError(
+                f"the cluster gave up: {first}; finished parts are kept, and the same command "
+                "goes on"
+            ) from None
+
+
+def _answered(
+    plan: Plan, out: str | Path, parts: Sequence[int], workers: int | None
+) -> ray.data.Dataset:
+    """Return the answers to parts as a dataset, of which nothing is computed yet."""
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    size = workers or max(1, int(resources.get("CPU", 1)))
+    # One row a block: a part is what is handed out, and what is done again.
+    rows = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
+    return rows.map(
+        cast(Any, _Actor),  # Ray's own hint knows functions only
+        fn_constructor_args=(plan, os.path.realpath(out)),
+        compute=ray.data.ActorPoolStrategy(
+            size=min(size, len(parts)),
+            max_tasks_in_flight_per_actor=2,  # one at work, and one that need not be waited for
+        ),
+        num_cpus=1,
+    )
+
+
+class _Actor:
+    """Answers parts in a process of the cluster. Errors travel as data, with their message."""
+
+    def __init__(self, plan: Plan, out: str) -> None:
+        self._plan, self._out = plan, out
+        self._writer: PartWriter | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            # Here and not at the start: what is wrong with it gets told like all else.
+            self._writer = self._writer or PartWriter(self._plan, self._out)
+            said = asdict(self._writer.write(int(row["part"])))
+        except RecpruneError as error:
+            said = {"error": f"on {socket.gethostname()}: {error}"}
+        return {"report": json.dumps(said)}

@@ -1,0 +1,135 @@
+"""`recprune batch`: recommendations for every user of a Parquet file, in Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recprune.batch_output import run_batch
+from recprune.batch_parts import PartReport
+from recprune.batch_plan import BatchSettings, Plan, make_plan
+from recprune.batch_processes import write_parts_in_processes
+from recprune.console import messages, say
+from recprune.types import InputError, InterruptedWorkError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command can be told."""
+    usual = BatchSettings()
+    parser.add_argument("recommender", metavar="FOLDER", help="made by recprune export")
+    parser.add_argument(
+        "--histories", required=True, metavar="PATH",
+        help="a Parquet file, or a folder of them: a row a user, items oldest first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", required=True, metavar="FOLDER",
+        help="for the answers, in parts; a run that was stopped goes on there",
+    )  # fmt: skip
+    parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
+    parser.add_argument(
+        "--exclude-seen", action="store_true", help="leave out the items of the history"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
+    parser.add_argument(
+        "--address",
+        help="of a Ray cluster to do it: host:port, auto, or local to start one here; "
+        "default: processes of this machine, without Ray",
+    )
+    parser.add_argument("--user-column", default=usual.user_column, help="default %(default)s")
+    parser.add_argument(
+        "--history-column", default=usual.history_column, help="default %(default)s"
+    )
+    parser.add_argument(
+        "--rows-per-part", type=int, default=usual.rows_per_part, metavar="N",
+        help="users in each file of the output; default %(default)s",
+    )  # fmt: skip
+
+
+def run(parsed: argparse.Namespace) -> None:
+    """Do it."""
+    if parsed.workers is not None and parsed.workers < 1:
+        raise InputError(f"--workers is {parsed.workers}, expected 1 or more")
+    plan = make_plan(
+        parsed.recommender,
+        parsed.histories,
+        BatchSettings(
+            parsed.k,
+            parsed.exclude_seen,
+            parsed.user_column,
+            parsed.history_column,
+            parsed.rows_per_part,
+        ),
+    )
+
+    def write_parts(plan: Plan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
+        if parsed.address is None:
+            workers = parsed.workers or len(os.sched_getaffinity(0))
+            return write_parts_in_processes(plan, out, parts, workers)
+        from recprune.cluster_batch import write_parts_on_ray
+
+        return write_parts_on_ray(plan, out, parts, parsed.workers, parsed.address)
+
+    progress = _Progress(plan)
+    try:
+        with progress.shown:
+            run_batch(plan, parsed.out, write_parts, progress.part)
+    except KeyboardInterrupt:
+        raise InterruptedWorkError(
+            f"interrupted with {progress.parts} of {plan.num_parts} parts in {parsed.out}; "
+            "the same command goes on"
+        ) from None
+    say(progress.summary())
+
+
+class _Progress:
+    """A bar on a terminal, and the sums for the last line."""
+
+    def __init__(self, plan: Plan) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.parts = 0
+        self._found = self._made = self._by_popularity = 0  # rows
+        self._seconds: dict[str, float] = {}
+        self._begun = time.monotonic()
+        self.shown = Progress(
+            TextColumn("users"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=messages,
+            disable=not messages.is_terminal,
+        )
+        self._task = self.shown.add_task("users", total=plan.num_rows, speed="")
+
+    def part(self, report: PartReport, made: bool) -> None:
+        self.parts += 1
+        self._by_popularity += report.by_popularity
+        if made:
+            self._made += report.rows
+            for stage, seconds in report.seconds.items():
+                self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+        else:
+            self._found += report.rows
+        self.shown.update(self._task, advance=report.rows, speed=f"{self._speed():,.0f} users/s")
+
+    def _speed(self) -> float:
+        return self._made / (time.monotonic() - self._begun)
+
+    def summary(self) -> str:
+        found = f" ({self._found:,} were there already)" if self._found else ""
+        line = f"{self._found + self._made:,} users{found}, {self._by_popularity:,} by popularity"
+        whole = sum(self._seconds.values())
+        if not whole:
+            return f"{line}; nothing was left to do"
+        shares = (f"{stage} {share / whole:.0%}" for stage, share in self._seconds.items())
+        return f"{line}; {self._speed():,.0f} users/s; time in {', '.join(shares)}"

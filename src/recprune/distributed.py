@@ -1,0 +1,141 @@
+"""Several workers that train one model: who they are, and what they say to each other.
+
+All of it goes through torch.distributed: gloo between processors, NCCL between GPUs. Alone, nothing
+is said to anybody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from recprune.types import InputError, Json, RecpruneError, needs_extra
+
+with needs_extra("train"):
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+
+# Long enough for the first worker to validate or save while the others wait; a worker that dies
+# is noticed at once.
+_PATIENCE = timedelta(minutes=10)
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class LostWorkerError(RecpruneError):
+    """A worker is gone, or cannot be reached."""
+
+
+class SharedError(RecpruneError):
+    """What went wrong at the first worker, as the others hear it: it need not be said twice."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a training, as one of them sees them. The first one alone reads and writes."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0  # among those of this machine: which GPU is its own
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one speaks, reads and writes for all."""
+        return self.rank == 0
+
+    def add(self, buffer: Tensor) -> None:
+        """Put the sum of all workers' buffers into each of them."""
+        with self._in_touch():
+            dist.all_reduce(buffer)
+
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """Put the first worker's tensors into those of all others."""
+        with self._in_touch():
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def tell(self, work: Callable[[], Json]) -> Json:
+        """Let the first worker do something, and return to all what came of it.
+
+        If it fails there, it fails everywhere, so that nobody waits in vain.
+        """
+        if self.count == 1:
+            return work()
+        if not self.is_first:
+            heard: Json = json.loads(self._hear(b""))
+            if "failed" in heard:
+                raise SharedError(heard["failed"])
+            done: Json = heard["done"]
+            return done
+        try:
+            done = work()
+        except (RecpruneError, OSError, MemoryError) as error:
+            self._hear(json.dumps({"failed": str(error)}).encode())
+            raise
+        self._hear(json.dumps({"done": done}).encode())
+        return done
+
+    def _hear(self, message: bytes) -> bytes:
+        """Return the message of the first worker."""
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL knows nothing else
+        size = torch.tensor(len(message), device=device)
+        self.spread([size])
+        content = torch.zeros(int(size), dtype=torch.uint8, device=device)
+        if self.is_first:
+            content = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+        self.spread([content])
+        return content.cpu().numpy().tobytes()
+
+    @contextmanager
+    def _in_touch(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise LostWorkerError(
+                f"worker {self.rank} of {self.count} lost touch with another: {reason}"
+            ) from None
+
+
+ALONE = Workers()
+
+
+def appointed() -> Workers | None:
+    """Return which worker the environment says that this is: what torchrun sets, or None."""
+    if not all(os.environ.get(name) for name in _ENVIRONMENT):
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    try:
+        rank, count, local_rank = (int(os.environ.get(name, "0")) for name in names)
+    except ValueError:
+        found = ", ".join(f"{name}={os.environ.get(name)}" for name in names)
+        raise InputError(f"{found} in the environment: expected integers") from None
+    if not 0 <= rank < count:
+        raise InputError(f"RANK={rank}, WORLD_SIZE={count} in the environment do not go together")
+    return Workers(rank, count, local_rank)
+
+
+@contextmanager
+def joined(workers: Workers, device: torch.device) -> Iterator[None]:
+    """Meet the other workers where the environment says, and part from them in the end."""
+    options: dict[str, Any] = {"backend": "gloo"}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        options = {"backend": "nccl", "device_id": device}
+    try:
+        try:
+            dist.init_process_group(timeout=_PATIENCE, **options)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise LostWorkerError(
+                f"worker {workers.rank} of {workers.count} cannot meet the others: {reason}"
+            ) from None
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

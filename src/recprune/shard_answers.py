@@ -1,0 +1,229 @@
+"""A question cut for the shards, and their answers put together: what one index would have said.
+
+Nothing here knows where the shards are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.index import Index
+from recprune.methods import Method
+from recprune.results import RECORD, TopK
+from recprune.shard_messages import method_from_json, method_to_json, pack, unpack
+from recprune.shards import Shard
+from recprune.types import Float32Array, InputError, Int64Array
+
+_NOBODY = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
+_MAX_QUERIES = 1024  # of one call: a shard that is well says something now and then
+
+# What a shard says: ids counted from its first item, scores, and the native records.
+Answer: TypeAlias = tuple[NDArray[np.uint32], Float32Array, Int64Array]
+
+
+@dataclass(slots=True, eq=False)
+class ShardedTopK(TopK):
+    """The best items, of all shards or of those that answered.
+
+    Where a shard is missing, the statistics say of the query that it is not exact, and the upper
+    bound holds for the missing items too.
+    """
+
+    missing_share: float = 0.0  # of the items: those of shards that left a query unanswered
+    network_bytes: int = 0  # of the messages to shards and from them
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A batch of queries, checked."""
+
+    queries: Float32Array  # [queries, values]
+    are_scores: bool
+    k: int
+    method: Method
+    threads: int
+    exclude_offsets: Int64Array | None
+    exclude_items: NDArray[np.uint32] | None  # ascending for every query
+    allow: NDArray[np.uint64] | None  # [1 or queries, words]
+
+    @property
+    def is_the_same_for_all(self) -> bool:
+        """Whether every shard is told the same."""
+        return self.exclude_offsets is None and self.allow is None
+
+    def message(self, rows: slice, shard: Shard, floors: Float32Array | None) -> bytes:
+        """Return what a shard is told about some of the queries, in its own item ids."""
+        offsets, items = self.exclude_offsets, self.exclude_items
+        if offsets is not None and items is not None:
+            offsets, items = cut_exclude(offsets, items, rows, shard)
+        allow = self.allow
+        if allow is not None:
+            words = slice(shard.first // 64, -(-shard.stop // 64))
+            allow = allow[rows, words] if len(allow) > 1 else allow[0, words]
+        settings = [self.are_scores, self.k, method_to_json(self.method), self.threads]
+        return pack(settings, [self.queries[rows], offsets, items, allow, floors])
+
+
+def cut_exclude(
+    offsets: Int64Array, items: NDArray[np.uint32], rows: slice, shard: Shard
+) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
+    """Return what of the excluded items concerns some queries and a shard, in its own ids."""
+    bounds = offsets[rows.start : rows.stop + 1]
+    items = items[bounds[0] : bounds[-1]]
+    inside = (items >= shard.first) & (items < shard.stop)
+    counts = np.concatenate([[0], np.cumsum(inside)])
+    if not counts[-1]:
+        return None, None
+    return counts[bounds - bounds[0]], items[inside] - np.uint32(shard.first)
+
+
+def answer(index: Index, message: bytes) -> bytes:
+    """Answer a message as the shard that has this index."""
+    (are_scores, k, method, threads), arrays = unpack(message)
+    queries, offsets, items, allow, floor = arrays
+    exclude = None if items is None else np.split(items, offsets[1:-1])
+    if are_scores:
+        queries = queries.reshape(-1, index.num_splits, index.num_sub_items)
+    search = index.search_scores if are_scores else index.search
+    top = search(
+        queries,
+        k,
+        method=method_from_json(*method),
+        exclude=exclude,
+        allow=allow,
+        floor=floor,
+        threads=threads,
+    )
+    # A shard below the floor has little to say; what stands for nobody is not sent.
+    found = int((top.ids >= 0).sum(axis=1).max(initial=0))
+    ids, scores = top.ids[:, :found].astype(np.uint32), top.scores[:, :found]
+    return pack([], [ids, scores, top.stats.raw])
+
+
+def read_answer(message: bytes) -> Answer:
+    """Return what a shard said."""
+    ids, scores, raw = unpack(message)[1]
+    return ids, scores, raw
+
+
+# In which order shards are asked -----------------------------------------------------------------
+
+
+def plan_rounds(
+    num_queries: int, num_shards: int, rounds: int, start: int
+) -> list[tuple[slice, list[list[int]]]]:
+    """Return parts of a batch, and for each the shards to be asked, one round after the other.
+
+    A part asks one shard in every round but the last, and whoever is left in the last: each round
+    knows the scores that the earlier ones found, and need not look for less. Every part begins with
+    another shard, so that all are busy all the time.
+    """
+    rounds = max(1, min(rounds, num_shards))
+    count = -(-num_queries // _MAX_QUERIES)
+    if rounds > 1 and num_queries >= num_shards:
+        count = num_shards * -(-num_queries // (num_shards * _MAX_QUERIES))
+    cuts = [num_queries * cut // max(count, 1) for cut in range(count + 1)]
+    parts = []
+    for part in range(count):
+        order = [(start + part + place) % num_shards for place in range(num_shards)]
+        steps = [[shard] for shard in order[: rounds - 1]] + [sorted(order[rounds - 1 :])]
+        parts.append((slice(cuts[part], cuts[part + 1]), steps))
+    return parts
+
+
+# Putting together --------------------------------------------------------------------------------
+
+
+def kth_scores(answers: list[Answer], k: int) -> Float32Array | None:
+    """Return the k-th best score so far of every query, −∞ where there are fewer; None: all −∞."""
+    scores = [found for _, found, _ in answers]
+    width = sum(found.shape[1] for found in scores)
+    if k == 0 or width < k:
+        return None
+    together = np.concatenate(scores, axis=1)
+    kth: Float32Array = np.partition(together, width - k, axis=1)[:, width - k]
+    return kth
+
+
+def merge(
+    answers: list[tuple[Shard, Answer]], num_queries: int, k: int
+) -> tuple[Int64Array, Float32Array]:
+    """Return the best k of all answers, given in the order of the shards."""
+    ids = np.full((num_queries, k), -1, np.int64)
+    scores = np.full((num_queries, k), -np.inf, np.float32)
+    parts = [
+        np.where(local == _NOBODY, -1, local.astype(np.int64) + shard.first)
+        for shard, (local, _, _) in answers
+    ]
+    if not parts:
+        return ids, scores
+    all_ids = np.concatenate(parts, axis=1)
+    all_scores = np.concatenate([found for _, (_, found, _) in answers], axis=1)
+    # Shards have ascending ids and sort their own answers: a stable sort by score alone keeps the
+    # lower id first among equals. Whoever stands for nobody has −∞ and ends up last.
+    order = np.argsort(-all_scores, axis=1, kind="stable")[:, :k]
+    ids[:, : order.shape[1]] = np.take_along_axis(all_ids, order, axis=1)
+    scores[:, : order.shape[1]] = np.take_along_axis(all_scores, order, axis=1)
+    return ids, scores
+
+
+def merge_records(answers: list[Answer], scores: Float32Array, num_items: int) -> NDArray[Any]:
+    """Return one record a query for what all shards did; `scores` are those of the merged top k."""
+    records = np.stack([raw.view(RECORD)[:, 0] for _, _, raw in answers])  # [shards, queries]
+    merged = np.zeros(len(scores), RECORD)
+    busiest = records["bytes_touched"].argmax(axis=0)
+    merged["method"] = np.take_along_axis(records["method"], busiest[None], axis=0)[0]
+    merged["exact"] = records["exact"].all(axis=0)
+    for name in ("steps", "items_scored", "items_touched", "bytes_touched"):
+        merged[name] = records[name].sum(axis=0)
+    last = min(scores.shape[1], num_items) - 1
+    threshold = scores[:, last] if last >= 0 else np.float32(-np.inf)
+    merged["threshold"] = threshold
+    # What an exact shard kept back is below the threshold; so is what was merged away.
+    inexact = np.where(records["exact"] == 0, records["upper_bound"], -np.inf)
+    merged["upper_bound"] = np.maximum(inexact.max(axis=0), threshold)
+    return merged
+
+
+def best_possible_scores(sub_item_scores: Float32Array, highest_bias: float) -> Float32Array:
+    """Return what no item can exceed, whatever its code: added in split order, as scores are."""
+    best: Float32Array = sub_item_scores.max(axis=2)
+    total: Float32Array = best[:, 0]
+    for split in range(1, best.shape[1]):
+        total = total + best[:, split]
+    return total + np.float32(highest_bias)
+
+
+# What is wrong with a question -------------------------------------------------------------------
+
+
+def refuse_overflow(vectors: Index, question: Question, reason: str, largest_bias: float) -> None:
+    """Say which query overflows, if any does. A shard counts from the first query that it sees."""
+    if not reason.startswith("query "):
+        return
+    shape = (-1, vectors.num_splits, vectors.num_sub_items)
+    tables = (
+        question.queries.reshape(shape)
+        if question.are_scores
+        else vectors.sub_item_scores(question.queries)
+    )
+    sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64) + largest_bias
+    too_large = ~(sums < np.finfo(np.float32).max)
+    if too_large.any():
+        raise InputError(f"query {int(too_large.argmax())}: scores would overflow float32")
+
+
+def checked_items(items: Any, num_items: int) -> NDArray[Any]:
+    """Return the ids of items to be scored."""
+    wanted = np.asarray(items)
+    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+        raise InputError(f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]")
+    outside = (wanted < 0) | (wanted >= num_items)
+    if outside.any():
+        place = int(outside.argmax())
+        raise InputError(f"items[{place}] is {wanted[place]}, expected 0 to {num_items - 1}")
+    return wanted

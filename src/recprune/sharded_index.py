@@ -1,0 +1,421 @@
+"""The index over several nodes: its shards are Ray actors, and answers are those of one index."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.arguments import (
+    MAX_ITEMS,
+    checked_allow,
+    checked_count,
+    checked_exclude,
+    checked_queries,
+    checked_threads,
+    refuse_infinite,
+)
+from recprune.cluster import connected
+from recprune.methods import Method, find_method
+from recprune.results import RECORD, RECORD_WORDS, SearchStats
+from recprune.shard_actors import (
+    Call,
+    Part,
+    Refusal,
+    Replicas,
+    answers,
+    asking,
+    end_actors,
+    start_actors,
+)
+from recprune.shard_answers import (
+    Question,
+    ShardedTopK,
+    best_possible_scores,
+    checked_items,
+    merge,
+    merge_records,
+    plan_rounds,
+    refuse_overflow,
+)
+from recprune.shards import Shard, ShardedFolder, ShardLostError, read_folder
+from recprune.types import Float32Array, InputError, Json, RecpruneError
+
+_QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
+_START_SECONDS = 30.0  # or more: a process that starts takes longer than one that answers
+_DESCRIBE_SECONDS = 5.0
+
+
+class ShardedIndex:
+    """Finds the exact top K of a catalogue in shards. Safe to share between threads.
+
+    Use `ShardedIndex.open`, and close it, or use it in a `with` statement.
+    """
+
+    def __init__(
+        self,
+        folder: ShardedFolder,
+        started: list[Replicas],
+        allow_partial: bool,
+        timeout: float,
+        connection: ExitStack,
+    ) -> None:
+        """Use `ShardedIndex.open`."""
+        self.num_items = folder.num_items
+        self.num_splits = folder.vectors.num_splits
+        self.num_sub_items = folder.vectors.num_sub_items
+        self.width = folder.vectors.width  # d
+        self._folder, self._vectors = folder, folder.vectors
+        self._started = started  # of the shards that have items
+        self._allow_partial, self._timeout = allow_partial, timeout
+        self._connection = connection
+        self._is_closed = False
+        self._turn = itertools.count()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        address: str | None = None,
+        replicas: int = 1,
+        allow_partial: bool = False,
+        timeout: float = 30.0,
+    ) -> ShardedIndex:
+        """Start the actors of a saved sharded index; every node must find it under this path.
+
+        The address is that of the cluster's head node, host:port; without one, the cluster that
+        this process is connected to is used, or one is started on this machine. A shard that has
+        been silent for `timeout` seconds is lost. Then a search fails; with `allow_partial`, it
+        returns what the other shards have, marked as not exact.
+        """
+        if not 1 <= checked_count(replicas, "replicas") <= 100:
+            raise InputError(f"replicas is {replicas}, expected 1 to 100")
+        if not 0 < timeout < 1e6:
+            raise InputError(f"timeout is {timeout}, expected seconds, more than 0")
+        saved = read_folder(folder)
+        shards = [shard for shard in saved.shards if shard.num_items]
+        num_actors = replicas * len(shards)
+        with ExitStack() as connection:
+            num_cpus = max(num_actors, os.cpu_count() or 1)
+            connection.enter_context(connected(address or "local", num_cpus))
+            started = start_actors(saved.path, shards, replicas, _nodes())
+            connection.callback(end_actors, started)
+            index = cls(saved, started, allow_partial, timeout, connection)
+            index._wait_until_ready(num_actors)
+            index._connection = connection.pop_all()
+        return index
+
+    def close(self) -> None:
+        """End the actors; and the cluster, if it was started for them."""
+        self._is_closed = True
+        self._connection.close()
+
+    def __enter__(self) -> ShardedIndex:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Asking it -----------------------------------------------------------------------------------
+
+    def search(
+        self,
+        sequence_embeddings: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+        rounds: int | None = None,
+        allow_partial: bool | None = None,
+    ) -> ShardedTopK:
+        """Return the exact top k for sequence embeddings (float32 [queries, d], or [d]).
+
+        All arguments are those of `Index.search`; `threads` are those of each shard. In more than
+        one of `rounds`, shards are told the scores that others found; by default, this is done
+        where it pays. `allow_partial` can be another one than when the index was opened.
+        """
+        return self._search(
+            sequence_embeddings,
+            "sequence_embeddings",
+            (self.width,),
+            k,
+            method,
+            exclude,
+            allow,
+            threads,
+            rounds,
+            allow_partial,
+        )
+
+    def search_scores(
+        self,
+        sub_item_scores: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+        rounds: int | None = None,
+        allow_partial: bool | None = None,
+    ) -> ShardedTopK:
+        """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
+        return self._search(
+            sub_item_scores,
+            "sub_item_scores",
+            (self.num_splits, self.num_sub_items),
+            k,
+            method,
+            exclude,
+            allow,
+            threads,
+            rounds,
+            allow_partial,
+        )
+
+    def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
+        """Return the scores of given items, [queries, items] or [items]; never a part of them."""
+        name = "sequence_embeddings"
+        queries, single = checked_queries(sequence_embeddings, name, (self.width,))
+        wanted = checked_items(items, self.num_items)
+        refuse_infinite(queries, name)
+        scores = np.empty((len(queries), len(wanted)), np.float32)
+        calls: deque[Call] = deque()
+        for replicas in self._started:
+            shard = replicas.shard
+            places = np.flatnonzero((wanted >= shard.first) & (wanted < shard.stop))
+            if len(places):
+                local = wanted[places].astype(np.int64) - shard.first
+                calls.append(Call(replicas, asking("score", queries, local), about=places))
+        for call, answered in self._answers(calls):
+            if isinstance(answered, ShardLostError):
+                raise answered
+            if isinstance(answered, Refusal):
+                raise InputError(answered.reason)
+            scores[:, call.about] = answered
+        return scores[0] if single else scores
+
+    def sub_item_scores(self, sequence_embeddings: Float32Array) -> Float32Array:
+        """Return S, [queries, M, B] or [M, B]: what `search_scores` searches with."""
+        return self._vectors.sub_item_scores(sequence_embeddings)
+
+    def sub_item_embeddings(self) -> Float32Array:
+        """Return the vectors of the sub-items, [M, B, d/M]."""
+        return self._vectors.sub_item_embeddings()
+
+    def describe(self) -> Json:
+        """Say what the shards hold and cost, and on which nodes they are."""
+        import ray
+
+        self._check_open()
+        asked = [
+            [actor.describe.remote() for actor in replicas.actors] for replicas in self._started
+        ]
+        flat = [reference for references in asked for reference in references]
+        seconds = min(self._timeout, _DESCRIBE_SECONDS)
+        answered = set(ray.wait(flat, num_returns=len(flat), timeout=seconds)[0]) if flat else set()
+        shards = [
+            _described(replicas.shard, [_got(ref) if ref in answered else None for ref in refs])
+            for replicas, refs in zip(self._started, asked, strict=True)
+        ]
+        size = sum(shard["bytes"] for shard in shards)
+        return {
+            "items": self.num_items,
+            "splits": self.num_splits,
+            "sub_items": self.num_sub_items,
+            "width": self.width,
+            "shards": shards,
+            "replicas": len(self._started[0].actors) if self._started else 0,
+            "nodes": sorted({place["node"] for shard in shards for place in shard["places"]}),
+            "bytes": size,  # of one replica of every shard that answered
+            "bytes_per_item": round(size / max(self.num_items, 1), 2),
+        }
+
+    def __repr__(self) -> str:
+        return f"ShardedIndex({self.num_items:,} items, {len(self._folder.shards)} shards)"
+
+    # Inside --------------------------------------------------------------------------------------
+
+    def _search(
+        self,
+        queries: Any,
+        name: str,
+        shape: tuple[int, ...],
+        k: int,
+        method: str | Method,
+        exclude: Any,
+        allow: Any,
+        threads: int,
+        rounds: int | None,
+        allow_partial: bool | None,
+    ) -> ShardedTopK:
+        import ray
+
+        begun = time.perf_counter_ns()
+        chosen, _ = find_method(method)
+        if not 0 <= (k := checked_count(k, "k")) < MAX_ITEMS:
+            raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
+        checked_threads(threads)
+        if rounds is not None and checked_count(rounds, "rounds") < 1:
+            raise InputError(f"rounds is {rounds}, expected 1 or more")
+        batch, single = checked_queries(queries, name, shape)
+        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
+        allowed = checked_allow(allow, len(batch), self.num_items)
+        question = Question(
+            batch, name == "sub_item_scores", k, chosen, threads, offsets, excluded, allowed
+        )
+        if not self._started:  # no items, nobody to ask: an index of nothing has the answer
+            search = self._vectors.search_scores if question.are_scores else self._vectors.search
+            top = search(queries, k, method="pqtopk")
+            return ShardedTopK(top.ids, top.scores, top.stats)
+        if rounds is None:
+            rounds = _rounds_that_pay(len(batch), len(self._started))
+        try:
+            parts = self._ask(question, queries, name, rounds)
+        except ray.exceptions.RayError as error:  # not a shard's fault, but that of the way there
+            raise RecpruneError(f"the cluster failed: {str(error).strip()}") from None
+        if allow_partial is None:
+            allow_partial = self._allow_partial
+        missing = {shard: error for part in parts for shard, error in part.missing.items()}
+        if missing and not (allow_partial and all(part.answers for part in parts)):
+            raise next(iter(missing.values()))
+        ids, scores, records = self._together(question, parts)
+        records["nanoseconds"] = time.perf_counter_ns() - begun
+        return ShardedTopK(
+            ids[0] if single else ids,
+            scores[0] if single else scores,
+            SearchStats(records.view(np.int64).reshape(len(records), RECORD_WORDS)),
+            missing_share=sum(shard.num_items for shard in missing) / self.num_items,
+            network_bytes=sum(part.network_bytes for part in parts),
+        )
+
+    def _ask(self, question: Question, given: Any, name: str, rounds: int) -> list[Part]:
+        """Lead all parts of a batch through the shards."""
+        plan = plan_rounds(
+            len(question.queries), len(self._started), rounds, start=next(self._turn)
+        )
+        parts = [Part(question, rows, steps, self._started) for rows, steps in plan]
+        todo: deque[Call] = deque()
+        for part in parts:
+            todo.extend(part.next_round())
+        for call, answered in self._answers(todo):
+            if isinstance(answered, Refusal):
+                largest_bias = max(shard.largest_bias for shard in self._folder.shards)
+                refuse_infinite(given, name)
+                refuse_overflow(self._vectors, question, answered.reason, largest_bias)
+                raise InputError(answered.reason)
+            asking_part: Part = call.about
+            asking_part.take(call, answered)
+            if not asking_part.unanswered:
+                todo.extend(asking_part.next_round())
+        return parts
+
+    def _together(
+        self, question: Question, parts: list[Part]
+    ) -> tuple[NDArray[np.int64], Float32Array, NDArray[Any]]:
+        """Return ids, scores and records of the whole batch."""
+        k = question.k
+        merged = []
+        for part in parts:
+            answered = sorted(part.answers.items(), key=lambda pair: pair[0].first)
+            ids, scores = merge(answered, part.rows.stop - part.rows.start, k)
+            records = merge_records([found for _, found in answered], scores, self.num_items)
+            if part.missing:
+                records["exact"] = 0
+                bound = self._bound_of_missing(question, part)
+                records["upper_bound"] = np.maximum(records["upper_bound"], bound)
+            merged.append((ids, scores, records))
+        if len(merged) == 1:
+            return merged[0]
+        return (
+            np.concatenate([np.empty((0, k), np.int64), *(ids for ids, _, _ in merged)]),
+            np.concatenate([np.empty((0, k), np.float32), *(found for _, found, _ in merged)]),
+            np.concatenate([np.empty(0, RECORD), *(records for _, _, records in merged)]),
+        )
+
+    def _bound_of_missing(self, question: Question, part: Part) -> Float32Array:
+        queries = question.queries[part.rows]
+        tables = (
+            queries.reshape(-1, self.num_splits, self.num_sub_items)
+            if question.are_scores
+            else self._vectors.sub_item_scores(queries)
+        )
+        return best_possible_scores(tables, max(shard.highest_bias for shard in part.missing))
+
+    def _answers(self, todo: deque[Call]) -> Iterator[tuple[Call, Any]]:
+        self._check_open()
+        return answers(todo, self._timeout)
+
+    def _check_open(self) -> None:
+        import ray
+
+        if self._is_closed:
+            raise RecpruneError("the sharded index is closed")
+        if not ray.is_initialized():
+            raise RecpruneError("the connection to the cluster was closed")
+
+    def _wait_until_ready(self, num_actors: int) -> None:
+        import ray
+
+        calls = deque(Call(replicas, asking("describe")) for replicas in self._started)
+        said = [answered for _, answered in answers(calls, max(self._timeout, _START_SECONDS))]
+        lost = [answered for answered in said if isinstance(answered, ShardLostError)]
+        if lost and not (self._allow_partial and len(lost) < len(self._started)):
+            free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            why = f"; {num_actors} actors need a CPU each, and none is free" if free < 1 else ""
+            raise ShardLostError(f"{lost[0]}{why}")
+
+
+def _rounds_that_pay(num_queries: int, num_shards: int) -> int:
+    # Measured by benchmarks/shards.py, two million items in four shards that share two cores: a
+    # second round has shards score a third of the items, but each call costs a millisecond or two.
+    # A single query is 15 to 30 % slower in two rounds and 256 queries 40 %; from 1024 on two
+    # rounds seem to win by a tenth, within the noise. More than two score hardly fewer items.
+    return 2 if num_queries >= _QUERIES_FOR_TWO_ROUNDS * num_shards else 1
+
+
+def _nodes() -> list[str]:
+    """Return the nodes that actors can run on."""
+    import ray
+
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def _got(reference: Any) -> Json | None:
+    import ray
+
+    try:
+        said = ray.get(reference)
+    except ray.exceptions.RayError:
+        return None
+    return None if isinstance(said, Refusal) else dict(said)
+
+
+def _described(shard: Shard, said: list[Json | None]) -> Json:
+    present = [description for description in said if description is not None]
+    return {
+        "shard": shard.number,
+        "first": shard.first,
+        "items": shard.num_items,
+        "bytes": present[0]["bytes"] if present else 0,
+        "layout": present[0]["layout"] if present else None,
+        "places": [{"node": entry["node"], "pid": entry["pid"]} for entry in present],
+    }

@@ -1,0 +1,328 @@
+"""A sharded index on disk: one folder, in it a folder for every shard, each an ordinary index.
+
+A shard is a range of items, [first, first + n). `first` is a multiple of 64, so that bits which say
+what is allowed are cut between words. The folder's own manifest is written last; until then, the
+same call goes on where an interrupted one stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.arguments import MAX_ITEMS, checked_bias, checked_codes, checked_count
+from recprune.codebook import Codebook
+from recprune.index import KIND as INDEX_KIND
+from recprune.index import Index, Layout
+from recprune.storage import MANIFEST, check_target, load_folder, save_folder, writing_file
+from recprune.types import (
+    CodeArray,
+    Float32Array,
+    InputError,
+    Json,
+    Progress,
+    RecpruneError,
+    StorageError,
+    no_progress,
+)
+
+KIND = "sharded index"
+_VERSION = 1
+_MAX_SHARDS = 10_000
+_UNFINISHED = "unfinished"  # marks a folder that is being written as ours
+
+
+class ShardLostError(RecpruneError):
+    """A shard that nobody answers for; the message names it, its items and the reason."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of an index: which items it has, and which folder is the right one."""
+
+    number: int
+    first: int
+    num_items: int
+    manifest_sha256: str
+    highest_bias: float
+    largest_bias: float  # in magnitude
+
+    @property
+    def stop(self) -> int:
+        """The id after its last item."""
+        return self.first + self.num_items
+
+    def __str__(self) -> str:
+        return f"shard {self.number} ({_items(self.first, self.num_items)})"
+
+
+@dataclass(frozen=True)
+class ShardedFolder:
+    """What a saved sharded index says of itself."""
+
+    path: Path
+    num_items: int
+    shards: tuple[Shard, ...]
+    vectors: Index  # of no items: it has the sub-item embeddings, and makes sub-item scores
+
+    def describe(self) -> Json:
+        """Say what it holds; its shards are not looked at."""
+        return {
+            "items": self.num_items,
+            "splits": self.vectors.num_splits,
+            "sub_items": self.vectors.num_sub_items,
+            "width": self.vectors.width,
+            "shards": len(self.shards),
+            "largest_shard": max(shard.num_items for shard in self.shards),
+        }
+
+
+@dataclass(frozen=True)
+class ShardInputs:
+    """Where the items to be sharded lie: codes and vectors in files, or both in a saved index."""
+
+    codes: str  # .npy, a saved codebook, or a saved index
+    sub_item_embeddings: str | None = None  # .npy; None: the index has them
+    item_bias: str | None = None  # .npy
+
+    def read(self) -> tuple[CodeArray, Float32Array, Float32Array | None, Layout]:
+        """Memory-map codes, sub-item embeddings and biases; say in which layout they come."""
+        if self.sub_item_embeddings is None:
+            if self.item_bias is not None:
+                raise InputError("item biases go with codes and embeddings; an index has its own")
+            index = Index.load(self.codes)
+            settings, arrays = index.parts()
+            bias = arrays.get("item_bias")
+            return index.item_codes(), index.sub_item_embeddings(), bias, settings["layout"]
+        is_folder = Path(self.codes).is_dir()
+        codes = Codebook.load(self.codes).codes if is_folder else _mapped(self.codes)
+        bias = _mapped(self.item_bias) if self.item_bias is not None else None
+        return codes, _mapped(self.sub_item_embeddings), bias, "auto"
+
+
+def shard_ranges(num_items: int, num_shards: int) -> list[tuple[int, int]]:
+    """Divide items into shards, as evenly as multiples of 64 allow: (first, number of items)."""
+    if not 1 <= checked_count(num_shards, "num_shards") <= _MAX_SHARDS:
+        raise InputError(f"num_shards is {num_shards}, expected 1 to {_MAX_SHARDS}")
+    blocks = -(-num_items // 64)
+    cuts = [min(64 * (blocks * cut // num_shards), num_items) for cut in range(num_shards + 1)]
+    return [(first, stop - first) for first, stop in itertools.pairwise(cuts)]
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def write_shards(
+    codes: CodeArray,
+    sub_item_embeddings: Float32Array,
+    folder: str | Path,
+    num_shards: int,
+    *,
+    item_bias: Float32Array | None = None,
+    layout: Layout = "auto",
+    threads: int = 1,
+    progress: Progress = no_progress,
+) -> None:
+    """Write an index in shards, one after the other. The codes may be a memory-mapped file."""
+    check_inputs(codes, sub_item_embeddings, item_bias, layout)
+    ranges = shard_ranges(len(codes), num_shards)
+    claim_folder(folder)
+    shards = []
+    for number, (first, num_items) in enumerate(ranges):
+        progress(f"shard {number + 1} of {num_shards}")
+        arrays = (codes, sub_item_embeddings, item_bias)
+        shards.append(write_shard(folder, number, first, num_items, arrays, layout, threads))
+    finish_folder(folder, shards, sub_item_embeddings)
+
+
+def check_inputs(
+    codes: CodeArray, embeddings: Float32Array, item_bias: Float32Array | None, layout: str
+) -> None:
+    """Refuse what no shard could be made of. Values are looked at when their shard is built."""
+    if layout not in get_args(Layout):
+        raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
+    checked_codes(codes[:0] if isinstance(codes, np.ndarray) and codes.ndim else codes, embeddings)
+    if len(codes) >= MAX_ITEMS:
+        raise InputError(f"{len(codes)} items; a sharded index holds fewer than {MAX_ITEMS}")
+    if item_bias is not None and np.shape(item_bias) != (len(codes),):
+        checked_bias(item_bias, len(codes))
+
+
+def claim_folder(folder: str | Path) -> None:
+    """Make the folder that shards are written to; refuse one that holds anything else."""
+    path = Path(os.path.realpath(folder))
+    try:
+        if not (path / _UNFINISHED).exists():
+            check_target(path, kind=KIND)
+            path.mkdir(parents=True, exist_ok=True)
+            (path / _UNFINISHED).touch()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def write_shard(
+    folder: str | Path,
+    number: int,
+    first: int,
+    num_items: int,
+    arrays: tuple[CodeArray, Float32Array, Float32Array | None],
+    layout: Layout,
+    threads: int,
+) -> Shard:
+    """Build one shard of whole arrays, unless it is there already; reads only its own range."""
+    path = Path(os.path.realpath(folder))
+    items = slice(first, first + num_items)
+    codes, embeddings, bias = arrays[0][items], arrays[1], arrays[2]
+    bias = bias[items] if bias is not None else None
+    source = _fingerprint(codes, embeddings, bias, layout)
+    place, note = shard_folder(path, number), path / f"{_name(number)}.json"
+    finished = _finished(note, place, source)
+    if finished is not None:
+        return finished
+    try:
+        index = Index.build(codes, embeddings, item_bias=bias, layout=layout, threads=threads)
+    except InputError as error:
+        raise InputError(f"shard {number} ({_items(first, num_items)}): {error}") from None
+    try:
+        # From here on, what the folder's manifest says is not true any more.
+        (path / MANIFEST).unlink(missing_ok=True)
+        index.save(place)
+        shard = Shard(
+            number,
+            first,
+            num_items,
+            manifest_sha256(place),
+            float(bias.max()) if bias is not None and num_items else 0.0,
+            float(np.abs(bias).max()) if bias is not None and num_items else 0.0,
+        )
+        with writing_file(note) as temporary:
+            text = json.dumps({"source": source, "shard": asdict(shard)})
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{place}: cannot be written: {error.strerror or error}") from None
+    return shard
+
+
+def finish_folder(folder: str | Path, shards: list[Shard], embeddings: Float32Array) -> None:
+    """Write the manifest, which makes a sharded index of the folder; sweep what is left over."""
+    path = Path(os.path.realpath(folder))
+    settings: Json = {
+        "num_items": sum(shard.num_items for shard in shards),
+        "num_sub_items": embeddings.shape[1],
+        "shards": [asdict(shard) for shard in shards],
+    }
+    arrays = {"transposed_embeddings": embeddings.transpose(0, 2, 1)}
+    try:
+        with tempfile.TemporaryDirectory(prefix=".manifest.", dir=path) as temporary:
+            whole = Path(temporary) / "whole"
+            save_folder(whole, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+            for name in (*(f"{array}.npy" for array in arrays), MANIFEST):  # the manifest last
+                (whole / name).replace(path / name)
+        (path / _UNFINISHED).unlink()
+        kept = {_name(shard.number) for shard in shards}
+        for left_over in [*path.glob("shard-*"), *path.glob(".shard-*")]:
+            if left_over.stem not in kept:
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def is_sharded(folder: str | Path) -> bool:
+    """Say whether a folder holds a sharded index, by the kind that its manifest names."""
+    try:
+        text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
+        return bool(json.loads(text)["kind"] == KIND)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def read_folder(folder: str | Path) -> ShardedFolder:
+    """Return what a saved sharded index says of itself; its shards are not looked at."""
+    path = Path(os.path.realpath(folder))
+    if (path / _UNFINISHED).exists() and not (path / MANIFEST).exists():
+        raise StorageError(f"{path}: writing it was never finished; the same command goes on")
+    settings, arrays = load_folder(path, kind=KIND, version=_VERSION, verify=True)
+    try:
+        shards = tuple(Shard(**entry) for entry in settings["shards"])
+        num_items, num_sub_items = settings["num_items"], settings["num_sub_items"]
+        vectors = Index(arrays, num_items=0, num_sub_items=num_sub_items, layout="full")
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"{path}: an incomplete sharded index: {error}") from None
+    return ShardedFolder(path, num_items, shards, vectors)
+
+
+def shard_folder(folder: str | Path, number: int) -> Path:
+    """Return where a shard lies."""
+    return Path(folder) / _name(number)
+
+
+def load_shard(folder: str | Path, expected_sha256: str) -> Index:
+    """Memory-map a shard, and refuse one that is not the one that the whole was written with."""
+    index = Index.load(folder)
+    if manifest_sha256(folder) != expected_sha256:
+        raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
+    return index
+
+
+def manifest_sha256(folder: str | Path) -> str:
+    """Return the checksum of a folder's manifest, which itself has those of all its arrays."""
+    path = Path(folder) / MANIFEST
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _finished(note: Path, place: Path, source: str) -> Shard | None:
+    """Return the shard that an earlier call made of the same input, if it is still there."""
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        shard = Shard(**noted["shard"])
+        if noted["source"] == source:
+            load_shard(place, shard.manifest_sha256)  # looks at the sizes of all files
+            return shard
+    except (OSError, ValueError, KeyError, TypeError, StorageError):
+        pass  # then it is built again
+    return None
+
+
+def _fingerprint(
+    codes: CodeArray, embeddings: Float32Array, bias: Float32Array | None, layout: str
+) -> str:
+    digest = hashlib.sha256(f"{layout} {codes.dtype} {codes.shape} {embeddings.shape}".encode())
+    for array in (codes, embeddings, bias if bias is not None else np.empty(0, np.float32)):
+        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return digest.hexdigest()
+
+
+def _mapped(path: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a readable .npy file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: holds several arrays, expected one .npy")
+    return array
+
+
+def _name(number: int) -> str:
+    return f"shard-{number:05}"
+
+
+def _items(first: int, num_items: int) -> str:
+    return f"items {first} to {first + num_items - 1}" if num_items else "no items"
