@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recprune.batch_output import run_batch
-from recprune.batch_parts import PartReport
-from recprune.batch_plan import BatchSettings, Plan, make_plan
-from recprune.batch_processes import write_parts_in_processes
+from recprune.batch.output import run_batch
+from recprune.batch.parts import PartReport
+from recprune.batch.plan import BatchSettings, Plan, make_plan
+from recprune.batch.processes import write_parts_in_processes
 from recprune.console import output, print_table
 from recprune.machine import machine
 from recprune.prepared import Prepared

@@ -27,7 +27,7 @@ from recprune.console import output, print_table, say
 from recprune.experiments.scaling import random_model
 from recprune.machine import machine
 from recprune.results import TopK
-from recprune.shards import shard_folder
+from recprune.shards.folder import shard_folder
 from recprune.types import Float32Array, Json
 
 

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recprune import InputError, StorageError
-from recprune.batch_output import opened_output, run_batch
-from recprune.batch_parts import PartWriter
-from recprune.batch_plan import BatchSettings, make_plan
-from recprune.batch_processes import write_parts_in_processes
+from recprune.batch.output import opened_output, run_batch
+from recprune.batch.parts import PartWriter
+from recprune.batch.plan import BatchSettings, make_plan
+from recprune.batch.processes import write_parts_in_processes
 from recprune.recommender import Recommender
 from recprune.storage import MANIFEST
 from recprune.types import RecpruneError
@@ -270,8 +270,8 @@ def test_parts_can_be_written_in_any_order(work: Work, tmp_path: Path) -> None:
 
 PEAK = """
 import pathlib, sys
-from recprune.batch_parts import PartWriter
-from recprune.batch_plan import BatchSettings, make_plan
+from recprune.batch.parts import PartWriter
+from recprune.batch.plan import BatchSettings, make_plan
 recommender, small, large, out = sys.argv[1:]
 for source in (small, large):
     plan = make_plan(recommender, source, BatchSettings(rows_per_part=500))
@@ -359,7 +359,7 @@ def test_workers_that_always_die_are_an_error(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(work.saved, work.source)
-    monkeypatch.setattr("recprune.batch_processes._work", os._exit)  # with the number of the part
+    monkeypatch.setattr("recprune.batch.processes._work", os._exit)  # with the number of the part
     with pytest.raises(RecpruneError, match="worker processes were killed 5 times"):
         run_batch(
             plan,

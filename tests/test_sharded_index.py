@@ -21,15 +21,15 @@ from recprune import METHODS, Index, InputError, RecpruneError, Scan, StorageErr
 from recprune.cli import main
 from recprune.cluster import connected
 from recprune.results import TopK
-from recprune.shards import ShardLostError, read_folder, shard_folder, write_shards
+from recprune.shards.folder import ShardLostError, read_folder, shard_folder, write_shards
 from recprune.types import Json
 from tests.clusters import Cluster, descendants, is_running, ray_environment, running_cluster
 from tests.serving import wait_until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
 
-from recprune import sharded_index
-from recprune.sharded_index import ShardedIndex
+from recprune.shards import sharded_index
+from recprune.shards.sharded_index import ShardedIndex
 
 NUM_ITEMS = 3_000
 NUM_SHARDS = 3

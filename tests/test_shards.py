@@ -17,7 +17,7 @@ from recprune.arguments import checked_allow, checked_exclude
 from recprune.cli import main
 from recprune.methods import METHODS, Auto, RecJPQPrune, Scan
 from recprune.results import RECORD, TopK
-from recprune.shard_answers import (
+from recprune.shards.answers import (
     Answer,
     Question,
     answer,
@@ -28,8 +28,8 @@ from recprune.shard_answers import (
     plan_rounds,
     read_answer,
 )
-from recprune.shard_messages import method_from_json, method_to_json, pack, unpack
-from recprune.shards import (
+from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
+from recprune.shards.folder import (
     Shard,
     ShardInputs,
     load_shard,

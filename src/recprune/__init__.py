@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from recprune.recommender import Recommendations, Recommender
     from recprune.results import SearchStats, TopK
     from recprune.settings import ModelSettings, Settings, TrainingSettings
-    from recprune.shard_answers import ShardedTopK
-    from recprune.sharded_index import ShardedIndex
-    from recprune.shards import ShardLostError, write_shards
+    from recprune.shards.answers import ShardedTopK
+    from recprune.shards.sharded_index import ShardedIndex
+    from recprune.shards.folder import ShardLostError, write_shards
     from recprune.statistics import Statistics, log_statistics
     from recprune.synthetic import (
         PRESETS,
@@ -156,9 +156,9 @@ _HOMES = {
     "Scan": "methods",
     "SearchStats": "results",
     "Settings": "settings",
-    "ShardLostError": "shards",
-    "ShardedIndex": "sharded_index",
-    "ShardedTopK": "shard_answers",
+    "ShardLostError": "shards.folder",
+    "ShardedIndex": "shards.sharded_index",
+    "ShardedTopK": "shards.answers",
     "Statistics": "statistics",
     "StorageError": "types",
     "StringIds": "identifiers",
@@ -183,7 +183,7 @@ _HOMES = {
     "synthetic_log": "synthetic",
     "temporal_holdout": "holdout",
     "train": "training",
-    "write_shards": "shards",
+    "write_shards": "shards.folder",
     "write_synthetic_log": "synthetic",
 }
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from recprune.batch_output import run_batch
-from recprune.batch_parts import PartReport
-from recprune.batch_plan import BatchSettings, Plan, make_plan
-from recprune.batch_processes import write_parts_in_processes
+from recprune.batch.output import run_batch
+from recprune.batch.parts import PartReport
+from recprune.batch.plan import BatchSettings, Plan, make_plan
+from recprune.batch.processes import write_parts_in_processes
 from recprune.console import messages, say
 from recprune.types import InputError, InterruptedWorkError
 
@@ -68,7 +68,7 @@ def run(parsed: argparse.Namespace) -> None:
         if parsed.address is None:
             workers = parsed.workers or len(os.sched_getaffinity(0))
             return write_parts_in_processes(plan, out, parts, workers)
-        from recprune.cluster_batch import write_parts_on_ray
+        from recprune.batch.on_ray import write_parts_on_ray
 
         return write_parts_on_ray(plan, out, parts, parsed.workers, parsed.address)
 

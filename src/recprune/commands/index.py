@@ -9,7 +9,7 @@ from pathlib import Path
 from recprune.codebook import Codebook
 from recprune.commands.array_files import read_array
 from recprune.index import KIND, Index
-from recprune.shards import ShardInputs, is_sharded, read_folder, shard_folder, write_shards
+from recprune.shards.folder import ShardInputs, is_sharded, read_folder, shard_folder, write_shards
 from recprune.storage import check_target
 from recprune.types import Json
 
@@ -84,7 +84,7 @@ def _build(parsed: argparse.Namespace) -> None:
 def _shard(parsed: argparse.Namespace) -> None:
     inputs = ShardInputs(parsed.codes, parsed.embeddings, parsed.item_bias)
     if parsed.address is not None:
-        from recprune.shard_building import build_shards_on_ray
+        from recprune.shards.building import build_shards_on_ray
 
         build_shards_on_ray(
             inputs,

@@ -27,7 +27,7 @@ from recprune.arguments import (
 from recprune.cluster import connected
 from recprune.methods import Method, find_method
 from recprune.results import RECORD, RECORD_WORDS, SearchStats
-from recprune.shard_actors import (
+from recprune.shards.actors import (
     Call,
     Part,
     Refusal,
@@ -37,7 +37,7 @@ from recprune.shard_actors import (
     end_actors,
     start_actors,
 )
-from recprune.shard_answers import (
+from recprune.shards.answers import (
     Question,
     ShardedTopK,
     best_possible_scores,
@@ -47,7 +47,7 @@ from recprune.shard_answers import (
     plan_rounds,
     refuse_overflow,
 )
-from recprune.shards import Shard, ShardedFolder, ShardLostError, read_folder
+from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
 from recprune.types import Float32Array, InputError, Json, RecpruneError
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard

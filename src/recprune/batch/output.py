@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from recprune.batch_parts import PartReport, finished_part, part_name
-from recprune.batch_plan import Plan
+from recprune.batch.parts import PartReport, finished_part, part_name
+from recprune.batch.plan import Plan
 from recprune.storage import MANIFEST, writing_file
 from recprune.types import VERSION, Json, StorageError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from recprune.cluster import connected
 from recprune.index import Layout
-from recprune.shards import (
+from recprune.shards.folder import (
     Shard,
     ShardInputs,
     check_inputs,

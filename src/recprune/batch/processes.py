@@ -17,8 +17,8 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from recprune.batch_parts import PartReport, PartWriter
-from recprune.batch_plan import Plan
+from recprune.batch.parts import PartReport, PartWriter
+from recprune.batch.plan import Plan
 from recprune.types import RecpruneError
 
 _DEATHS = 5  # of worker processes, until it looks like more than an accident

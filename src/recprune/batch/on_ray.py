@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from recprune.batch_parts import PartReport, PartWriter
-from recprune.batch_plan import Plan
+from recprune.batch.parts import PartReport, PartWriter
+from recprune.batch.plan import Plan
 from recprune.cluster import connected
 from recprune.types import RecpruneError
 

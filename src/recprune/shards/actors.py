@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recprune.index import Index
-from recprune.shard_answers import Answer, Question, answer, kth_scores, read_answer
-from recprune.shards import Shard, ShardLostError, load_shard, shard_folder
+from recprune.shards.answers import Answer, Question, answer, kth_scores, read_answer
+from recprune.shards.folder import Shard, ShardLostError, load_shard, shard_folder
 from recprune.types import Float32Array, InputError, Json, RecpruneError
 
 _Said = TypeVar("_Said")

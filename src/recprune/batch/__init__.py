@@ -1,0 +1,1 @@
+"""Recommendations for every user of Parquet files: planned, answered part by part, resumable."""
