@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from recprune import InputError
-from recprune.batch.plan import make_plan
 from recprune.batch.on_ray import write_parts_on_ray
+from recprune.batch.plan import make_plan
 from recprune.storage import MANIFEST
 from tests.clusters import (
     Cluster,

@@ -28,7 +28,6 @@ from recprune.shards.answers import (
     plan_rounds,
     read_answer,
 )
-from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
 from recprune.shards.folder import (
     Shard,
     ShardInputs,
@@ -38,6 +37,7 @@ from recprune.shards.folder import (
     shard_ranges,
     write_shards,
 )
+from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
 from recprune.types import Float32Array
 from tests.test_search import Case, cases, methods_for
 

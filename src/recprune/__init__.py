@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from recprune.results import SearchStats, TopK
     from recprune.settings import ModelSettings, Settings, TrainingSettings
     from recprune.shards.answers import ShardedTopK
-    from recprune.shards.sharded_index import ShardedIndex
     from recprune.shards.folder import ShardLostError, write_shards
+    from recprune.shards.sharded_index import ShardedIndex
     from recprune.statistics import Statistics, log_statistics
     from recprune.synthetic import (
         PRESETS,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from recprune.index import Index
 from recprune.methods import Method
 from recprune.results import RECORD, TopK
-from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
 from recprune.shards.folder import Shard
+from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
 from recprune.types import Float32Array, InputError, Int64Array
 
 _NOBODY = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
