@@ -45,10 +45,7 @@ def summary(records: Sequence[Record]) -> str:
             f"{record.figures['items']:,}"
             for record in scaling
         )
-        rows += [
-            "",
-            f"How `auto` grows with the number of items (random codes): {', '.join(times)}.",
-        ]
+        rows += ["", f"`auto` over random codes, by the number of items: {', '.join(each)}."]
     return "\n".join(rows) + "\n"
 
 
