@@ -59,7 +59,7 @@ class Work:
         return self.folder / "histories"
 
     def command(self, out: Path, *options: str, workers: int = 2) -> list[str]:
-        words = [self.saved, "--histories", self.source, "--out", out, "--exclude-seen"]
+        words = [self.saved, "--histories", self.source, "--out", out]
         sizes = ["-k", 7, "--rows-per-part", self.rows_per_part, "--workers", workers]
         return [*CLI, "batch", *map(str, words), *map(str, sizes), *options]
 
@@ -204,7 +204,7 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         histories = pa.array([known, None, [10**6, known[0], None]], kind)
         users = pa.array([7, None, 7], pa.uint16())
         pq.write_table(pa.table({"who": users, "what": histories}), source)
-        settings = BatchSettings(5, user_column="who", history_column="what")
+        settings = BatchSettings(5, False, user_column="who", history_column="what")
         plan = make_plan(tmp_path / "recommender", source, settings)
         PartWriter(plan, tmp_path).write(0)
         found = pq.read_table(tmp_path / "part-00000.parquet")
@@ -233,7 +233,7 @@ def test_half_a_character_is_an_unknown_item(work: Work, tmp_path: Path) -> None
     PartWriter(plan, tmp_path).write(0)
     (answer,) = pq.read_table(tmp_path / "part-00000.parquet").to_pylist()
     assert answer["unknown"] == 1
-    expected = work.recommender.recommend([["a", "b"]], exclude_seen=False)
+    expected = work.recommender.recommend([["a", "b"]])
     assert answer["items"] == expected.items[0]
 
 

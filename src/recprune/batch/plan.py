@@ -33,7 +33,7 @@ class BatchSettings:
     """What decides the output, beside the recommender and the histories."""
 
     k: int = 10
-    exclude_seen: bool = False
+    exclude_seen: bool = True
     user_column: str = "user_id"
     history_column: str = "history"
     rows_per_part: int = 4096

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
     parser.add_argument(
-        "--exclude-seen", action="store_true", help="leave out the items of the history"
+        "--include-seen", action="store_true", help="items of the history may come again"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
     parser.add_argument(
@@ -57,7 +57,7 @@ def run(parsed: argparse.Namespace) -> None:
         parsed.histories,
         BatchSettings(
             parsed.k,
-            parsed.exclude_seen,
+            not parsed.include_seen,
             parsed.user_column,
             parsed.history_column,
             parsed.rows_per_part,
