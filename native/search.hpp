@@ -242,13 +242,16 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
             const std::size_t words = batch.allow.size() / batch.allow_rows;
             query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
         }
-        TopK top = batch.floors.empty() ? TopK(query.k) : TopK(query.k, batch.floors[number]);
+        const float floor =
+            batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
+        TopK top(query.k, floor);
         Stats stats;
         if (!visited.empty()) stats.visited = visited.data() + number * table_size;
         // Nothing is wanted, or nothing is there.
         const Method method =
             query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
-        const float threshold = top.threshold();
+        // Where more are wanted than there are items, none of them is the K-th.
+        const float threshold = request.k > query.k ? floor : top.threshold();
         std::int64_t* ids_out = ids.data() + number * request.k;
         float* scores_out = scores.data() + number * request.k;
         std::size_t rank = 0;

@@ -303,6 +303,17 @@ def test_a_floor_that_is_none(
         index.search(phi[:3], 10, floor=floor)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_there_is_no_threshold_where_more_are_wanted_than_there_are(method: str) -> None:
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 256, (20, 8)).astype(np.uint8)
+    index = Index.build(codes, rng.standard_normal((8, 256, 2)).astype(np.float32))
+    top = index.search(rng.standard_normal(16).astype(np.float32), 21, method=method)
+    assert (top.ids >= 0).sum() == 20
+    assert top.stats.threshold.tolist() == [-np.inf]
+    assert top.stats.exact.all()
+
+
 def test_batches_threads_and_single_queries_agree(
     trained: tuple[Index, Float32Array, Case],
 ) -> None:
