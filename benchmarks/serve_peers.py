@@ -68,6 +68,9 @@ def with_faiss() -> FastAPI:
     limits = Limits(running=int(os.environ.get("RECPRUNE_BENCH_RUNNING", "1")), waiting=WAITING)
     settings = ServeSettings(Path(os.environ[FOLDER]), access_log=False, limits=limits)
     service = open_service(settings)
-    engine = replace(service.engine, index=cast(Index, FaissIndex(service.engine.index)))
+    own = service.engine.own_index
+    if own is None:
+        raise SystemExit("FAISS takes over a whole index, not one in shards")
+    engine = replace(service.engine, index=cast(Index, FaissIndex(own)))
     service.loaded = replace(service.loaded, engine=engine)
     return create_app(settings, service)

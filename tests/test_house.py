@@ -103,7 +103,7 @@ def test_rooms_import_only_earlier_rooms(room: str) -> None:
 
 
 def test_every_command_is_listed() -> None:
-    helpers = {"__init__", "log_arguments", "codebook_arguments", "array_files"}
+    helpers = {"__init__", "log_arguments", "codebook_arguments"}
     assert {path.stem for path in files_of("commands")} - helpers == set(COMMANDS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
@@ -18,10 +19,19 @@ import numpy as np
 import pytest
 
 from recprune import METHODS, Index, InputError, RecpruneError, Scan, StorageError
+from recprune.arguments import checked_exclude
 from recprune.cli import main
 from recprune.cluster import connected
-from recprune.results import TopK
-from recprune.shards.folder import ShardLostError, read_folder, shard_folder, write_shards
+from recprune.results import RECORD_WORDS, TopK
+from recprune.shards.answers import cut_exclude, merge
+from recprune.shards.folder import (
+    Shard,
+    ShardLostError,
+    read_folder,
+    shard_folder,
+    shard_ranges,
+    write_shards,
+)
 from recprune.types import Json
 from tests.clusters import Cluster, descendants, is_running, ray_environment, running_cluster
 from tests.serving import wait_until
@@ -254,6 +264,107 @@ def test_fewer_items_than_shards(
             few.search(model.queries * np.float32(np.inf))
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_below_a_floor_nothing_is_returned(
+    sharded: ShardedIndex, model: Model, rounds: int
+) -> None:
+    own = model.whole.search(model.queries, 10).scores
+    tables = model.whole.sub_item_scores(model.queries)
+    for floor in (own[:, 4], own[:, 9], own[:, 0] + np.float32(1), -np.inf, float(own[3, 2])):
+        expected = model.whole.search(model.queries, 10, floor=floor)
+        for found in (
+            sharded.search(model.queries, 10, floor=floor, rounds=rounds),
+            sharded.search_scores(tables, 10, floor=floor, rounds=rounds),
+        ):
+            assert_same(found, expected, floor)
+            assert found.stats.exact.all()
+            assert np.array_equal(found.stats.threshold, expected.stats.threshold)
+    with pytest.raises(InputError, match="floor holds NaN, expected scores"):
+        sharded.search(model.queries, floor=np.nan)
+
+
+@pytest.mark.parametrize("name", ["search", "search_scores", "score", "sub_item_scores"])
+def test_it_is_asked_as_one_index_is(name: str) -> None:
+    whole = inspect.signature(getattr(Index, name)).parameters
+    own = inspect.signature(getattr(ShardedIndex, name)).parameters
+    assert list(own.values())[: len(whole)] == list(whole.values())
+    assert set(own) - set(whole) <= {"rounds", "allow_partial"}
+
+
+def test_ids_beyond_what_a_shard_counts() -> None:
+    far = Shard(1, 1 << 32, 1_000, "", 0.0, 0.0)
+    excluded = [[5, (1 << 32) + 7], [], [(1 << 32) + 999, (1 << 32) - 1]]
+    offsets, items = checked_exclude(excluded, 3, False, far.stop, np.int64)
+    assert offsets is not None
+    assert items is not None
+    own_offsets, own_items = cut_exclude(offsets, items, slice(0, 3), far)
+    assert own_offsets is not None
+    assert own_items is not None
+    assert own_offsets.tolist() == [0, 1, 1, 2]
+    assert own_items.tolist() == [7, 999]
+    assert own_items.dtype == np.uint32
+    ids = np.array([[7]], np.uint32)
+    record = np.zeros((1, RECORD_WORDS), np.int64)
+    merged, _ = merge([(far, (ids, np.ones((1, 1), np.float32), record))], 1, 1)
+    assert merged.tolist() == [[(1 << 32) + 7]]
+    assert sum(count for _, count in shard_ranges(10**10, 4)) == 10**10
+    with pytest.raises(InputError, match="items in a shard, which holds fewer than"):
+        shard_ranges(10**10, 2)
+
+
+# Shared by several -------------------------------------------------------------------------------
+
+
+def test_shared_actors_live_as_long_as_anybody_has_them_open(
+    cluster: Cluster, model: Model
+) -> None:
+    import ray
+
+    options: Any = {"address": cluster.address, "shared": True, "lease": 2.0, "timeout": 20.0}
+    first, second = (ShardedIndex.open(model.folder, **options) for _ in range(2))
+    pids = [only["pid"] for (only,) in places(first)]
+    assert pids == [only["pid"] for (only,) in places(second)]
+    first.close()
+    with pytest.raises(RecpruneError, match="the sharded index is closed"):
+        first.search(model.queries, 10)
+    gone_without_a_sign = time.monotonic() + 2 * options["lease"]
+    wait_until(lambda: time.monotonic() > gone_without_a_sign, "longer than a lease")
+    assert [only["pid"] for (only,) in places(second)] == pids, "one still has them open"
+    for replicas in second._started:
+        ray.kill(replicas.actors[0])  # for good: Ray itself restarts nothing now
+    assert_whole(second, model)
+    assert not second.lost_shards()
+    pids = [only["pid"] for (only,) in places(second)]
+    del second  # nobody has to close what nobody has any more
+    wait_until(lambda: not any(map(is_running, pids)), "they end when nobody asks")
+
+
+CLOSING = """
+import sys
+import numpy as np
+import ray
+from recprune import ShardedIndex
+first, second = (ShardedIndex.open(sys.argv[1], address=sys.argv[2]) for _ in range(2))
+queries = np.ones((1, first.width), np.float32)
+expected = first.search(queries).ids
+first.close()
+first.close()
+assert ray.is_initialized()
+assert (second.search(queries).ids == expected).all()
+second.close()
+assert not ray.is_initialized()
+with ShardedIndex.open(sys.argv[1], address=sys.argv[2]) as third:
+    assert (third.search(queries).ids == expected).all()
+assert not ray.is_initialized()
+"""
+
+
+def test_the_last_to_close_disconnects(cluster: Cluster, model: Model) -> None:
+    words = [sys.executable, "-c", CLOSING, str(model.folder), cluster.address]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # Faults ------------------------------------------------------------------------------------------
 
 
@@ -481,6 +592,8 @@ def test_bad_arguments_and_addresses(model: Model, tmp_path: Path) -> None:
         ShardedIndex.open(model.folder, replicas=0)
     with pytest.raises(InputError, match="timeout is 0, expected seconds, more than 0"):
         ShardedIndex.open(model.folder, timeout=0)
+    with pytest.raises(InputError, match="lease is 0, expected seconds, more than 0"):
+        ShardedIndex.open(model.folder, lease=0)
     with pytest.raises(StorageError, match="not a saved sharded index: no such folder"):
         ShardedIndex.open(tmp_path / "nothing")
     with pytest.raises(InputError, match="no Ray cluster at 127.0.0.1:1: "):

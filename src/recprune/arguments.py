@@ -108,10 +108,22 @@ def checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Fl
     return np.ascontiguousarray(queries).reshape(rows, math.prod(shape)), single
 
 
+def checked_items(items: Any, num_items: int) -> NDArray[Any]:
+    """Return the ids of items to be scored."""
+    wanted = np.asarray(items)
+    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+        raise InputError(f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]")
+    outside = (wanted < 0) | (wanted >= num_items)
+    if outside.any():
+        place = int(outside.argmax())
+        raise InputError(f"items[{place}] is {wanted[place]}, expected 0 to {num_items - 1}")
+    return wanted
+
+
 def checked_exclude(
-    exclude: Any, num_queries: int, single: bool, num_items: int
-) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
-    """Return excluded ids as offsets and, ascending for every query, items."""
+    exclude: Any, num_queries: int, single: bool, num_items: int, dtype: Any = np.uint32
+) -> tuple[Int64Array | None, NDArray[Any] | None]:
+    """Return excluded ids as offsets and, ascending for every query, items of a type."""
     if exclude is None:
         return None, None
     if not isinstance(exclude, Sequence | np.ndarray):
@@ -136,9 +148,9 @@ def checked_exclude(
             raise InputError(
                 f"exclude[{number}] holds {wrong}, expected 0 to {num_items - 1}, or -1"
             )
-        kept.append(np.unique(ids[ids >= 0]).astype(np.uint32))
+        kept.append(np.unique(ids[ids >= 0]).astype(dtype))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
-    return offsets, np.concatenate([*kept, np.empty(0, np.uint32)])
+    return offsets, np.concatenate([*kept, np.empty(0, dtype)])
 
 
 def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:

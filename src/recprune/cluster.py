@@ -8,18 +8,37 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
-from recprune.types import InputError, needs_extra
+from recprune.types import InputError, RecpruneError, needs_extra
 
 _CONNECT_SECONDS = 3.0
+_END_SECONDS = 20.0  # for a cluster of this machine to end
+
+
+@dataclass
+class _Connection:
+    """What this process has made of Ray's one connection to a process."""
+
+    users: int = 0
+
+
+# Reentrant: whoever is collected as garbage may let go while the same thread connects.
+_lock = threading.RLock()
+_ours: _Connection | None = None
 
 
 @contextmanager
 def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
-    """Be connected to a cluster. Within a connection that is there already, that one is used.
+    """Be connected to a cluster. A connection that is there already is used, and closed by the last
+    user, if it was made here.
 
     The address "local" starts a cluster on this machine, with so many CPUs, and ends it afterwards;
     "auto" finds a running one; else it is host:port of the head node.
@@ -30,9 +49,38 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with needs_extra("ray"):
         import ray
-    if ray.is_initialized():
+    connection = _use_connection(ray, address, num_cpus)
+    try:
         yield
-        return
+    finally:
+        _leave_connection(ray, connection)
+
+
+def _use_connection(ray: Any, address: str, num_cpus: int | None) -> _Connection | None:
+    """Return the connection that was made here, with one user more; None: it is not ours."""
+    global _ours
+    with _lock:
+        if not ray.is_initialized():
+            _init(ray, address, num_cpus)
+            _ours = _Connection()
+        if _ours is not None:
+            _ours.users += 1
+        return _ours
+
+
+def _leave_connection(ray: Any, connection: _Connection | None) -> None:
+    """Close a connection after its last user."""
+    global _ours
+    with _lock:
+        if connection is None:
+            return
+        connection.users -= 1
+        if not connection.users and connection is _ours:
+            _ours = None
+            ray.shutdown()
+
+
+def _init(ray: Any, address: str, num_cpus: int | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address == "local":
@@ -41,10 +89,45 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
             ray.init(address, **quiet)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise InputError(f"no Ray cluster at {address}: {error}") from None
+
+
+@contextmanager
+def local_cluster(num_cpus: int) -> Iterator[str]:
+    """Have a cluster on this machine, and yield its address, without being connected to it.
+
+    It belongs to a process of its own, which ends it when this one has ended, however that happens.
+    """
+    with needs_extra("ray"):
+        if find_spec("ray") is None:
+            raise ModuleNotFoundError(name="ray")
+    keeper = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "recprune.cluster", str(num_cpus)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is meant for whoever uses the cluster
+    )
     try:
-        yield
+        address = keeper.stdout.readline().strip() if keeper.stdout is not None else ""
+        if not address:
+            raise InputError("no Ray cluster could be started on this machine")
+        yield address
     finally:
-        ray.shutdown()
+        try:
+            keeper.communicate(timeout=_END_SECONDS)  # closes its input, which ends it
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            keeper.wait()
+
+
+def _keep_local_cluster(num_cpus: int) -> None:
+    """Start a cluster, say where it is, and end it when the input ends."""
+    with connected("local", num_cpus):
+        import ray
+
+        sys.stdout.write(f"{ray.get_runtime_context().gcs_address}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 def check_reachable(address: str) -> None:
@@ -56,3 +139,10 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise InputError(f"no Ray cluster at {address}: {error}") from None
+
+
+if __name__ == "__main__":
+    try:
+        _keep_local_cluster(int(sys.argv[1]))
+    except RecpruneError as problem:
+        sys.exit(str(problem))

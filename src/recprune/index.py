@@ -19,6 +19,7 @@ from recprune.arguments import (
     checked_count,
     checked_exclude,
     checked_floor,
+    checked_items,
     checked_queries,
     checked_threads,
     eligible,
@@ -301,17 +302,7 @@ class Index:
     def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
         """Return the scores of given items, [queries, items] or [items]: PQTopK on a subset."""
         queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
-        wanted = np.asarray(items)
-        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
-            raise InputError(
-                f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]"
-            )
-        outside = (wanted < 0) | (wanted >= self.num_items)
-        if outside.any():
-            place = int(outside.argmax())
-            raise InputError(
-                f"items[{place}] is {wanted[place]}, expected 0 to {self.num_items - 1}"
-            )
+        wanted = checked_items(items, self.num_items)
         tables = self.sub_item_scores(queries)
         codes, bias = self._codes()[wanted], self._arrays.get("item_bias")
         chosen_bias = bias[wanted] if bias is not None else None

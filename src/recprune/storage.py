@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import VERSION, Json, StorageError
+from recprune.types import VERSION, InputError, Json, StorageError
 
 MANIFEST = "manifest.json"
 _ATTEMPTS = 20  # to load a folder that others keep replacing
@@ -199,6 +199,19 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
         "bytes": path.stat().st_size,
         "sha256": checksum,
     }
+
+
+def read_npy(path: str) -> NDArray[Any]:
+    """Map the array of an .npy file that somebody else made."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: not a readable .npy file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: holds several arrays, expected one .npy")
+    return array
 
 
 def check_target(folder: str | Path, *, kind: str) -> None:

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from recprune.codebook import Codebook
-from recprune.commands.array_files import read_array
 from recprune.index import KIND, Index
 from recprune.shards.folder import ShardInputs, is_sharded, read_folder, shard_folder, write_shards
-from recprune.storage import check_target
+from recprune.storage import check_target, read_npy
 from recprune.types import Json
 
 
@@ -33,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shard = actions.add_parser("shard", help="write an index in shards, to be searched on Ray")
     shard.add_argument(
         "codes", metavar="CODES|INDEX",
-        help="a saved codebook or an .npy of uint8 or uint16 [n, M]; or a saved index",
+        help="a saved codebook or an .npy of uint8 or uint16 [n, M]; or a saved index, or "
+        "recommender",
     )  # fmt: skip
     shard.add_argument(
         "embeddings", nargs="?", metavar="EMBEDDINGS",
@@ -66,14 +66,12 @@ def run(parsed: argparse.Namespace) -> None:
 def _build(parsed: argparse.Namespace) -> None:
     check_target(parsed.out, kind=KIND)
     codes = (
-        Codebook.load(parsed.codes).codes
-        if Path(parsed.codes).is_dir()
-        else read_array(parsed.codes)
+        Codebook.load(parsed.codes).codes if Path(parsed.codes).is_dir() else read_npy(parsed.codes)
     )
     index = Index.build(
         codes,
-        read_array(parsed.embeddings),
-        item_bias=read_array(parsed.item_bias) if parsed.item_bias else None,
+        read_npy(parsed.embeddings),
+        item_bias=read_npy(parsed.item_bias) if parsed.item_bias else None,
         layout=parsed.layout,
         threads=parsed.threads,
     )

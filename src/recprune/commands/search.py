@@ -8,9 +8,9 @@ import math
 
 import numpy as np
 
-from recprune.commands.array_files import read_array
 from recprune.index import Index
 from recprune.methods import METHODS
+from recprune.storage import read_npy
 from recprune.types import Json
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     index = Index.load(parsed.index)
-    queries = np.atleast_2d(read_array(parsed.queries))
+    queries = np.atleast_2d(read_npy(parsed.queries))
     top = index.search(queries, parsed.k, method=parsed.method, threads=parsed.threads)
     microseconds = top.stats.nanoseconds / 1000
     for query in range(len(queries)):

@@ -11,6 +11,7 @@ from recprune.serve.server import serve
 from recprune.serve.settings import Limits, ServeSettings
 from recprune.types import InputError
 
+_ASKING = 4  # searches at a time for every core, where shards do the work
 _LIMITS = {
     "body_bytes": "bytes of a request",
     "history": "items of a history; as many are kept of a user",
@@ -18,12 +19,15 @@ _LIMITS = {
     "batch": "questions of a request",
     "batch_items": "items of all answers to a request: k times its questions",
     "item_ids": "ids in exclude and in allow",
-    "running": "searches at a time in a worker; default: this worker's share of the cores",
+    "running": "searches at a time in a worker; default: this worker's share of the cores, "
+    "with --ray four times that",
     "waiting": "requests that may wait for them; others are answered with 503",
     "connections": "connections of a worker",
     "client_seconds": "seconds for a client to send its request, or to take the answer",
     "silent_seconds": "seconds without a sign of life until a worker is replaced",
     "reload_seconds": "seconds for a worker to load the folder",
+    "shard_seconds": "seconds without a word until a shard is lost",
+    "idle_shard_seconds": "seconds that shards stay when no service has them open any more",
 }
 
 
@@ -31,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command can be told."""
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path,
-        help="made by recprune export, or by recprune index build for /search alone",
+        help="made by recprune export, or by recprune index build or shard for /search alone",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="default %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 is any")
@@ -56,6 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cors-origin", metavar="ORIGIN", action="append", default=[],
         help="a web site whose pages may ask; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--ray", metavar="ADDRESS",
+        help="search shards on this Ray cluster: HOST:PORT, auto, or local to start one here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shards", metavar="SHARDS", type=Path,
+        help="the index of FOLDER in shards, made by recprune index shard; needs --ray",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="of every shard; default %(default)s"
+    )
+    parser.add_argument(
+        "--allow-partial", action="store_true",
+        help="answer without the shards that are lost, marked as not exact, instead of with 503",
+    )  # fmt: skip
     parser.add_argument("--no-access-log", action="store_true", help="log no requests")
     for name, what in _LIMITS.items():
         default = getattr(Limits(), name)
@@ -70,6 +89,8 @@ def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     given = {name: getattr(parsed, f"max_{name}") for name in _LIMITS}
     share = max(1, len(os.sched_getaffinity(0)) // max(1, parsed.workers))
+    if parsed.ray is not None:
+        share *= _ASKING  # they wait for shards, most of the time
     limits = dataclasses.replace(
         Limits(running=share), **{name: value for name, value in given.items() if value is not None}
     )
@@ -85,6 +106,10 @@ def run(parsed: argparse.Namespace) -> None:
             item_sets=dict(_item_set(text) for text in parsed.item_set),
             cors_origins=tuple(parsed.cors_origin),
             access_log=not parsed.no_access_log,
+            ray=parsed.ray,
+            shards=parsed.shards,
+            replicas=parsed.replicas,
+            allow_partial=parsed.allow_partial,
             limits=limits,
         )
     )

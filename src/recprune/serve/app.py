@@ -135,6 +135,8 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         engine = service.engine
         rows = asked.sequence_embeddings()
         _check_choice(asked, len(rows), limits)
+        if asked.explain:
+            engine.check_explains()
         for row in rows:
             if len(row) != engine.index.width:
                 raise InputError(
@@ -242,6 +244,7 @@ def _answers(service: Service, engine: Engine, found: list[Found], before: dict[
             exact=one.exact,
             items_scored=one.items_scored,
             gap=one.gap,
+            missing_share=one.missing_share,
             milliseconds=before | one.milliseconds,
             explanation=one.explanation,
         )
@@ -279,14 +282,15 @@ def _add_items(app: FastAPI, service: Service) -> None:
         found = catalogue.find(item)
         if found < 0:
             raise NotFoundError("no such item in the catalogue")
-        codes = await service.items.run(engine.index.item_codes)
+        own = engine.own_index
+        codes = await service.items.run(own.item_codes) if own is not None else None
         popularity = catalogue.popularity
         return _json(
             ItemAnswer(
                 item=catalogue.external_id(found),
                 name=catalogue.name(found),
                 popularity=int(popularity[found]) if popularity is not None else None,
-                code=codes[found].tolist(),
+                code=codes[found].tolist() if codes is not None else None,
             )
         )
 

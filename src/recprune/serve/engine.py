@@ -6,13 +6,11 @@ began with.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +23,18 @@ from recprune.methods import METHODS, Auto, Cells, Method, RecJPQPrune, Scan
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommender
 from recprune.results import TopK
+from recprune.serve.backend import (
+    Searched,
+    check_shards,
+    kind_and_version,
+    open_shards,
+    sharded_folder,
+)
 from recprune.serve.catalogue import Catalogue, RowNumbers
 from recprune.serve.explain import affordable, explain
 from recprune.serve.settings import ServeSettings
-from recprune.storage import MANIFEST
+from recprune.shards.answers import ShardedTopK
+from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import Float32Array, InputError, Json, RecpruneError, StorageError
 
 
@@ -62,6 +68,7 @@ class Found:
     gap: float | None  # what may be missing scores at most so much more; None: no bound
     milliseconds: dict[str, float]
     explanation: Json | None
+    missing_share: float = 0.0  # of the items: those in shards that were lost
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ class Engine:
 
     kind: Literal["recommender", "index"]
     version: str
-    index: Index
+    index: Searched
+    own_index: Index | None  # of the folder itself; None: it is in shards alone
     recommender: Recommender | None
     catalogue: Catalogue
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
@@ -108,6 +116,15 @@ class Engine:
             for embedding in sequence_embeddings
         ]
 
+    def check_explains(self) -> None:
+        """Refuse, where there is nothing to look into."""
+        self._explained()
+
+    def close(self) -> None:
+        """Let go of what others share."""
+        if isinstance(self.index, ShardedIndex):
+            self.index.close()
+
     def check_recommends(self) -> None:
         """Refuse, where there is no encoder, before anything else is done."""
         self._encoding()
@@ -119,6 +136,14 @@ class Engine:
                 "/search, or serve a folder made by `recprune export`"
             )
         return self.recommender
+
+    def _explained(self) -> Index:
+        if self.own_index is None:
+            raise InputError(
+                "explain: this service has its items in shards on other machines, and what happens "
+                "there cannot be looked into; serve a recommender with --shards, or an index"
+            )
+        return self.own_index
 
     def _search(
         self,
@@ -140,7 +165,7 @@ class Engine:
         explanation = None
         if choice.explain:
             begun = time.perf_counter()
-            explained = explain(self.index, embedding, k, exclude=exclude, allow=allowed)
+            explained = explain(self._explained(), embedding, k, exclude=exclude, allow=allowed)
             explanation = self._named(asdict(explained))
             times["explain"] = 1000.0 * (time.perf_counter() - begun)
         return _found(top, times, explanation)
@@ -216,50 +241,47 @@ def _found(top: TopK, times: dict[str, float], explanation: Json | None) -> Foun
         gap=gap if math.isfinite(gap) else None,
         milliseconds=times,
         explanation=explanation,
+        missing_share=top.missing_share if isinstance(top, ShardedTopK) else 0.0,
     )
 
 
 def load_engine(settings: ServeSettings) -> Engine:
-    """Load a saved recommender or index, compare every byte with its checksum, and try it out."""
+    """Load a saved recommender or index, compare every byte with its checksum, and try it out.
+
+    The bytes of shards are not compared, but what they answer.
+    """
     folder = settings.folder
-    kind, version = _kind_and_version(folder)
+    kind, version = kind_and_version(folder)
+    shards_folder = sharded_folder(settings)
+    recommender, own = None, None
     if kind == RECOMMENDER:
         recommender = Recommender.load(folder, verify=True)
-        index = recommender.index
-        catalogue = Catalogue(recommender.item_ids, recommender.popularity, settings.names_file)
-    else:
-        recommender, index = None, Index.load(folder, verify=True)
-        catalogue = Catalogue(RowNumbers(index.num_items), None, settings.names_file)
-    if _kind_and_version(folder) != (kind, version):
+        own = recommender.index
+    elif kind == INDEX:
+        own = Index.load(folder, verify=True)
+    shards = open_shards(settings, shards_folder) if shards_folder is not None else None
+    if kind_and_version(folder) != (kind, version):
         raise StorageError(f"{folder}: was replaced while it was read: try again")
-    if not index.num_items:
+    if shards is not None and own is not None and shards_folder is not None:
+        check_shards(shards, own, shards_folder)
+        version = f"{version}-{shards.manifest_sha256[:12]}"
+    index = shards or own
+    if index is None or not index.num_items:
         raise StorageError(f"{folder}: has no items to serve")
+    catalogue = (
+        Catalogue(recommender.item_ids, recommender.popularity, settings.names_file)
+        if recommender is not None
+        else Catalogue(RowNumbers(index.num_items), None, settings.names_file)
+    )
     item_sets = {}
     for name, path in settings.item_sets.items():
         item_sets[name] = catalogue.item_set(path)
         if not item_sets[name].any():
             raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
-    engine = Engine(kind, version, index, recommender, catalogue, item_sets)
+    served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
+    engine = Engine(served, version, index, own, recommender, catalogue, item_sets)
     _try_out(engine)
     return engine
-
-
-def _kind_and_version(folder: Path) -> tuple[Any, str]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        kind, version = manifest["kind"], str(manifest["sha256"])[:12]
-    except OSError as error:
-        if folder.is_dir() and isinstance(error, FileNotFoundError):
-            raise StorageError(
-                f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
-                "`recprune index build`"
-            ) from None
-        raise StorageError(f"{folder}: cannot be served: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise StorageError(f"{folder}: not a recprune manifest, or a truncated one") from None
-    if kind not in (RECOMMENDER, INDEX):
-        raise StorageError(f"{folder}: holds a saved {kind}; expected a recommender or an index")
-    return kind, version
 
 
 def _try_out(engine: Engine) -> None:

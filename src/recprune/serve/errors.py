@@ -13,6 +13,7 @@ from recprune.serve.logs import log_problem
 from recprune.serve.metrics import Metrics
 from recprune.serve.schemas import ErrorAnswer, ErrorDetail
 from recprune.serve.service import ReloadError
+from recprune.shards.folder import ShardLostError
 from recprune.types import InputError, RecpruneError, needs_extra
 
 with needs_extra("serve"):
@@ -69,6 +70,12 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
         log_problem("histories unavailable", {"reason": str(error)})  # it names a path or a host
         message = "histories cannot be read or written just now: try again in a moment"
         return _error(503, "histories_unavailable", message)
+
+    @app.exception_handler(ShardLostError)
+    async def lost(_: Request, error: ShardLostError) -> Response:
+        log_problem("shard lost", {"reason": str(error)})  # it may name a path
+        message = "a part of the catalogue cannot be searched just now: try again in a moment"
+        return _error(503, "shard_lost", message)
 
     @app.exception_handler(OverloadedError)
     async def overloaded(_: Request, error: OverloadedError) -> Response:

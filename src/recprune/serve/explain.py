@@ -17,6 +17,7 @@ from recprune.index import Index
 from recprune.methods import METHODS, Default, Method, RecJPQPrune, Scan
 from recprune.reference import best, score_items
 from recprune.results import TopK
+from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import Float32Array, InputError, Int64Array
 
 _REPEATS = 5  # of every method; the median is shown, for a single search is at the system's mercy
@@ -241,7 +242,7 @@ def _heat_map(sorted_table: Float32Array) -> HeatMap:
 # Every method ------------------------------------------------------------------------------------
 
 
-def affordable(method: Method, index: Index) -> Method:
+def affordable(method: Method, index: Index | ShardedIndex) -> Method:
     """Return a method that a service can afford; InputError where it would take too much memory."""
     if not isinstance(method, Default):
         return method

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from recprune.serve.backend import size_of
 from recprune.serve.engine import Engine, Found
 from recprune.serve.gate import Gate
 from recprune.types import needs_extra
@@ -116,7 +117,7 @@ class Metrics:
     def set_engine(self, engine: Engine) -> None:
         """Note what is served."""
         self._items.set(engine.index.num_items)
-        self._bytes.set(engine.index.describe()["bytes"])
+        self._bytes.set(size_of(engine.index))
 
     def set_reloads(self, outcomes: dict[str, int]) -> None:
         """Note how many reloads went well, and how many did not."""

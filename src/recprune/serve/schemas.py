@@ -176,6 +176,11 @@ class Answer(BaseModel):
         description="By how much an item that is missing may outscore the last one here, at most; "
         "null where there is no bound because fewer than k were found."
     )
+    missing_share: float = Field(
+        0.0,
+        description="The share of the catalogue that could not be searched, as its shards are "
+        "lost; more than 0 only with --allow-partial. Then `exact` is false.",
+    )
     milliseconds: dict[str, float] = Field(description="Time spent in each stage.")
     explanation: dict[str, Any] | None = None
 
@@ -193,7 +198,9 @@ class ItemAnswer(BaseModel):
     item: int | str
     name: str | None
     popularity: int | None = Field(description="Interactions it was trained on.")
-    code: list[int] = Field(description="Its sub-item ids, one for each split.")
+    code: list[int] | None = Field(
+        description="Its sub-item ids, one for each split; null where all items are in shards."
+    )
 
 
 class FoundItem(BaseModel):

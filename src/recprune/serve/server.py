@@ -22,9 +22,12 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NoReturn
 
+from recprune.cluster import local_cluster
+from recprune.serve.backend import num_cpus
 from recprune.serve.crew import BEATS, Crew, Worker
 from recprune.serve.dealer import Dealer
 from recprune.serve.keys import read_keys
@@ -51,11 +54,25 @@ def serve(settings: ServeSettings) -> None:
     # prometheus_client reads it when it is imported, by the workers' modules below.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = figures
     try:
-        with _listen(settings) as listening:
+        with _listen(settings) as listening, _cluster(settings) as settings:
             importlib.import_module("recprune.serve.worker")
             _Supervisor(settings, listening).run()
     finally:
         shutil.rmtree(figures, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _cluster(settings: ServeSettings) -> Iterator[ServeSettings]:
+    """Have the cluster that the workers connect to, and tell them where it is.
+
+    Only theirs are connections: Ray's threads would not survive a fork.
+    """
+    needed = num_cpus(settings)  # refuses options that do not go with the folder
+    if settings.ray == "local":
+        with local_cluster(needed) as address:
+            yield replace(settings, ray=address)
+    else:
+        yield settings
 
 
 def _within_descriptors(settings: ServeSettings) -> ServeSettings:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from recprune.serve.backend import check_not_lost
 from recprune.serve.engine import Engine, load_engine
 from recprune.serve.gate import Gate
 from recprune.serve.histories import Histories, open_histories
@@ -78,10 +80,12 @@ class Service:
         log("swapped", {"version": loaded.engine.version, "items": loaded.engine.index.num_items})
 
     async def check_ready(self) -> None:
-        """Raise what is in the way of keeping events; asked as often as anybody likes.
+        """Raise what is in the way of answering or keeping events; asked as often as anybody likes.
 
         Finding out costs a write, so it is done once a second at most, for all who ask.
         """
+        if not self.settings.allow_partial:  # else it answers, and says what is missing
+            check_not_lost(self.engine.index)
         if self._probe is None or (self._probe.done() and time.monotonic() >= self._probe_until):
             self._probe = asyncio.create_task(self._find_out())
         problem = await asyncio.shield(self._probe)
@@ -102,14 +106,17 @@ class Service:
         for gate in (self.searches, self.lookups, self.items, self.visits, self._probes):
             gate.close()
         self.histories.close()
+        self.engine.close()
 
     def without_paths(self, error: RecpruneError) -> str:
         """Say what is wrong with a folder or file, without saying where it is."""
         message = str(error)
         settings = self.settings
-        files = [settings.names_file, settings.keys_file, *settings.item_sets.values()]
-        for path in (settings.folder, *(path for path in files if path is not None)):
-            message = message.replace(f"{path}/", "").replace(str(path), path.name)
+        files = [settings.shards, settings.names_file, settings.keys_file]
+        paths = [settings.folder, *filter(None, files), *settings.item_sets.values()]
+        for path in paths:
+            for said in (os.path.realpath(path), str(path)):
+                message = message.replace(f"{said}/", "").replace(said, path.name)
         return message
 
     def _gate(self, name: str, running: int, waiting: int) -> Gate:

@@ -30,6 +30,8 @@ class Limits:
     client_seconds: float = 10.0  # for a client to send its request, or to take its answer
     silent_seconds: float = 10.0  # without a sign of life, until a worker is replaced
     reload_seconds: float = 300.0  # for a worker to load the folder
+    shard_seconds: float = 10.0  # without a word, until a shard is lost
+    idle_shard_seconds: float = 60.0  # that shards stay, when nobody has them open any more
 
     def __post_init__(self) -> None:
         for name in Limits.__dataclass_fields__:
@@ -53,7 +55,7 @@ class Limits:
 class ServeSettings:
     """Everything that `recprune serve` can be told."""
 
-    folder: Path  # a saved recommender, or a saved index
+    folder: Path  # a saved recommender, or a saved index, which may be in shards
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -63,6 +65,12 @@ class ServeSettings:
     item_sets: dict[str, Path] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()
     access_log: bool = True
+    ray: str | None = None  # where shards are searched: auto, local or host:port
+    shards: Path | None = (
+        None  # None: the folder is a sharded index itself, or nothing is in shards
+    )
+    replicas: int = 1  # of every shard
+    allow_partial: bool = False  # answer without the shards that are lost, and say so
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -75,6 +83,15 @@ class ServeSettings:
                 f"host is {self.host}, which others can reach: give --keys FILE, made by "
                 "`recprune keys add`, or serve on 127.0.0.1"
             )
+        if self.ray is None and self.shards is not None:
+            raise InputError(
+                "--shards: shards are searched on Ray: give --ray too, with local, auto or the "
+                "HOST:PORT of a cluster"
+            )
+        if self.ray is None and (self.replicas != 1 or self.allow_partial):
+            raise InputError("--replicas and --allow-partial are for shards: give --ray too")
+        if not 1 <= self.replicas <= 100:
+            raise InputError(f"replicas is {self.replicas}, expected 1 to 100")
         for origin in self.cors_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InputError(

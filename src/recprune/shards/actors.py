@@ -1,4 +1,4 @@
-"""The shards of an index as Ray actors: one that answers, and how a dead one is got around.
+"""The shards of an index as Ray actors, and who of them is well.
 
 A shard has one or more replicas, each an actor in a process of its own. Ray restarts a process that
 died, on another node if need be. Until then the next replica answers; where there is none, the call
@@ -8,26 +8,32 @@ again once its folder is.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from recprune.index import Index
-from recprune.shards.answers import Answer, Question, answer, kth_scores, read_answer
-from recprune.shards.folder import Shard, ShardLostError, load_shard, shard_folder
-from recprune.types import Float32Array, InputError, Json, RecpruneError
+from recprune.shards.answers import answer
+from recprune.shards.folder import (
+    Shard,
+    ShardedFolder,
+    load_shard,
+    shard_folder,
+)
+from recprune.shards.lease import Lease
+from recprune.types import VERSION, Float32Array, InputError, Json, RecpruneError
 
 _Said = TypeVar("_Said")
 
-_TICK = 0.05  # seconds between looks at what is late
-_PAUSE = 0.1  # seconds before a dead actor is asked again
-_SHARED_BYTES = 100_000  # above this, Ray keeps an argument in its object store: once is enough
+_NAMESPACE = "recprune"  # of actors that processes share
+_SILENT = 5.0  # seconds that a sign of life may take
 _PROBE = 1.0  # seconds between questions to a replica that failed, whether it is well again
 
 
@@ -42,9 +48,11 @@ class Refusal:
 class ShardActor:
     """Answers for one shard, in a process of the cluster."""
 
-    def __init__(self, folder: str, manifest_sha256: str) -> None:
+    def __init__(self, folder: str, manifest_sha256: str, lease: float | None = None) -> None:
+        """With a lease, it ends itself when nobody has asked anything for so many seconds."""
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._index: Index | None = None
+        self._lease = Lease(lease) if lease is not None else None
 
     def search(self, message: bytes) -> bytes | Refusal:
         """Return the best items of this shard."""
@@ -62,6 +70,10 @@ class ShardActor:
         return self._told(lambda index: {**index.describe(), "node": node, "pid": os.getpid()})
 
     def _told(self, ask: Callable[[Index], _Said]) -> _Said | Refusal:
+        with self._lease or nullcontext():
+            return self._told_or_refused(ask)
+
+    def _told_or_refused(self, ask: Callable[[Index], _Said]) -> _Said | Refusal:
         try:
             if self._index is None:  # not at the start: a folder may be mended while we live
                 self._index = load_shard(self._folder, self._manifest_sha256)
@@ -73,9 +85,16 @@ class ShardActor:
 class Replicas:
     """The actors of one shard, as those see them who ask. Safe to share between threads."""
 
-    def __init__(self, shard: Shard, actors: list[Any]) -> None:
+    def __init__(
+        self, shard: Shard, actors: list[Any], make_again: Callable[[int], Any] | None = None
+    ) -> None:
+        """`make_again` is for actors that may be gone for good, and returns another one."""
         self.shard = shard
         self.actors = actors
+        self.alarm = threading.Event()  # set when one has failed
+        self._make_again = make_again
+        self._gone: set[int] = set()
+        self._beats: dict[int, tuple[Any, float]] = {}  # of `beat`, under way: since when
         self.heard = time.monotonic()  # when it last answered anything
         self._turn = itertools.count()
         self._lock = threading.Lock()
@@ -83,6 +102,11 @@ class Replicas:
         # Those that failed, each with a question that it will answer when it is well again, and
         # when that was asked. New ones have not shown yet that they are.
         self._suspects = {number: self._probe(number) for number in range(len(actors))}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether none of them is known to be well."""
+        return len(self._suspects) == len(self.actors)
 
     def order(self) -> list[int]:
         """Return whom to ask first, second, …: in turn, and those that failed last."""
@@ -100,8 +124,7 @@ class Replicas:
             references = [reference for reference, _ in list(self._suspects.values())]
             ray.wait(references, timeout=_PROBE)  # those that were asked just now
             self._look_after_suspects(_PROBE)
-        everybody = len(self._suspects) == len(self.actors)
-        return self._given_up if everybody else ""
+        return self._given_up if self.is_lost else ""
 
     def answered(self, number: int) -> None:
         """Take note of a replica that is well."""
@@ -111,17 +134,56 @@ class Replicas:
             with self._lock:
                 self._suspects.pop(number, None)
 
-    def failed(self, number: int) -> None:
-        """Take note of a replica that did not answer."""
+    def failed(self, number: int, *, is_gone: bool = False) -> None:
+        """Take note of a replica that did not answer, and of whether Ray has given it up."""
         with self._lock:
+            if is_gone:
+                self._gone.add(number)
             if number not in self._suspects:
                 self._suspects[number] = self._probe(number)
+        self.alarm.set()
 
     def give_up(self, reason: str) -> None:
         """Take note that waiting for any of them was in vain."""
         for number in range(len(self.actors)):
             self.failed(number)
         self._given_up = reason
+
+    def beat(self) -> None:
+        """Ask all of them for a sign of life, note who gave none, and replace who is gone."""
+        import ray
+
+        for number, (reference, asked) in list(self._beats.items()):
+            if not ray.wait([reference], timeout=0)[0]:
+                if time.monotonic() - asked > _SILENT:
+                    self.failed(number)
+                continue
+            del self._beats[number]
+            try:
+                answered = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                self.failed(number, is_gone=isinstance(error, ray.exceptions.ActorDiedError))
+            else:
+                if isinstance(answered, Refusal):
+                    self.failed(number)
+        for number in range(len(self.actors)):
+            if number not in self._suspects and number not in self._beats:
+                self._beats[number] = self._probe(number)
+
+    def mend(self) -> bool:
+        """Replace those that are gone, trust those again that are well; say if any is not."""
+        for number in list(self._gone):
+            if self._make_again is None:
+                break
+            actor = self._make_again(number)
+            with self._lock:
+                self.actors[number] = actor
+                self._gone.discard(number)
+                self._beats.pop(number, None)  # whatever the old one says
+                self._suspects[number] = self._probe(number)
+        if self._suspects:
+            self._look_after_suspects(_PROBE)
+        return bool(self._suspects)
 
     def _probe(self, number: int) -> tuple[Any, float]:
         return self.actors[number].describe.remote(), time.monotonic()
@@ -140,8 +202,10 @@ class Replicas:
                     continue
                 try:
                     is_well = not isinstance(ray.get(reference), Refusal)
-                except ray.exceptions.RayError:
+                except ray.exceptions.RayError as error:
                     is_well = False
+                    if isinstance(error, ray.exceptions.ActorDiedError):
+                        self._gone.add(number)
                 if is_well:
                     del self._suspects[number]
                 elif time.monotonic() - asked >= pause:
@@ -151,25 +215,46 @@ class Replicas:
 
 
 def start_actors(
-    folder: Path, shards: list[Shard], replicas: int, nodes: list[str]
+    folder: ShardedFolder, replicas: int, nodes: list[str], lease: float | None
 ) -> list[Replicas]:
-    """Start the actors of all shards: neighbours, and replicas of one shard, on different nodes."""
+    """Start the actors of all shards: neighbours, and replicas of one shard, on different nodes.
+
+    With a lease, they are shared: those that another process has started are used, and they live
+    for as long as anybody asks them anything.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actor_class: Any = ray.remote(ShardActor)
+
+    def start(shard: Shard, place: int, replica: int) -> Any:
+        # Soft: where that node is full or gone, any other will do.
+        where = NodeAffinitySchedulingStrategy(nodes[(place + replica) % len(nodes)], soft=True)
+        options: dict[str, Any] = {
+            "num_cpus": 1, "max_restarts": -1, "scheduling_strategy": where,
+        }  # fmt: skip
+        if lease is not None:
+            options |= {
+                "name": _actor_name(folder, shard, replica, lease),
+                "namespace": _NAMESPACE,
+                "lifetime": "detached",
+                "get_if_exists": True,
+            }
+        path = str(shard_folder(folder.path, shard.number))
+        return actor_class.options(**options).remote(path, shard.manifest_sha256, lease)
+
     started = []
-    for place, shard in enumerate(shards):
-        actors = []
-        for replica in range(replicas):
-            # Soft: where that node is full or gone, any other will do.
-            where = NodeAffinitySchedulingStrategy(nodes[(place + replica) % len(nodes)], soft=True)
-            options = actor_class.options(num_cpus=1, max_restarts=-1, scheduling_strategy=where)
-            actors.append(
-                options.remote(str(shard_folder(folder, shard.number)), shard.manifest_sha256)
-            )
-        started.append(Replicas(shard, actors))
+    for place, shard in enumerate(shard for shard in folder.shards if shard.num_items):
+        again = partial(start, shard, place)
+        actors = [again(replica) for replica in range(replicas)]
+        started.append(Replicas(shard, actors, again if lease is not None else None))
     return started
+
+
+def _actor_name(folder: ShardedFolder, shard: Shard, replica: int, lease: float) -> str:
+    """Return the name of an actor that does the very same for everybody who asks for it."""
+    same = f"{VERSION} {folder.path} {folder.manifest_sha256} {lease}"
+    return f"{hashlib.sha256(same.encode()).hexdigest()[:32]}-{shard.number}-{replica}"
 
 
 def end_actors(started: list[Replicas]) -> None:
@@ -181,156 +266,25 @@ def end_actors(started: list[Replicas]) -> None:
             ray.kill(actor)
 
 
-# Asking ------------------------------------------------------------------------------------------
-
-
-def asking(method: str, *arguments: Any) -> Callable[[Any], Any]:
-    """Return the function that asks an actor this."""
-    return lambda actor: getattr(actor, method).remote(*arguments)
-
-
-@dataclass(eq=False)
-class Call:
-    """A question to one shard, whoever of its replicas answers."""
-
-    replicas: Replicas
-    send: Callable[[Any], Any]  # asks the actor that it is given; returns Ray's reference
-    about: Any = None  # whatever the caller wants to know when the answer comes
-    untried: list[int] = field(default_factory=list)
-    waiting: int = 0  # replicas that were asked and have said nothing yet
-    refusals: dict[int, str] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    begun: float = 0.0
-    asked: float = 0.0  # when somebody was last asked
-
-
-def answers(todo: deque[Call], timeout: float) -> Iterator[tuple[Call, Any]]:
-    """Ask, and yield every call with its answer, or with a `ShardLostError` in its place.
-
-    `todo` may be added to meanwhile. A shard is lost when all its replicas refuse, or when it has
-    been silent for `timeout` seconds.
-    """
+def got_description(reference: Any) -> Json | None:
+    """Return what an actor said of itself, or nothing if it said nothing."""
     import ray
 
-    unanswered: list[Call] = []
-    pending: dict[Any, tuple[Call, int]] = {}
-    while todo or unanswered:
-        while todo:
-            call = todo.popleft()
-            still_lost = call.replicas.still_lost()
-            if still_lost:
-                yield call, ShardLostError(f"{call.replicas.shard} {still_lost}")
-                continue
-            call.untried, call.begun = call.replicas.order(), time.monotonic()
-            unanswered.append(call)
-        for call in list(unanswered):
-            lost = _why_lost(call, timeout)
-            if lost is not None:
-                unanswered.remove(call)
-                if len(call.refusals) < len(call.replicas.actors):
-                    call.replicas.give_up(lost)
-                yield call, ShardLostError(f"{call.replicas.shard} {lost}")
-            elif (number := _whom_to_ask(call, timeout)) is not None:
-                call.asked = time.monotonic()
-                call.waiting += 1
-                pending[call.send(call.replicas.actors[number])] = (call, number)
-        if not pending or todo:
-            time.sleep(0 if todo or not unanswered else _TICK)
-            continue
-        # Until the first one is there; then whoever else is.
-        done, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
-        if done and len(pending) > 1:
-            done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-        for reference in done:
-            call, number = pending.pop(reference)
-            call.waiting -= 1
-            try:
-                answered = ray.get(reference)
-            except ray.exceptions.RayTaskError as error:  # asking again would end the same way
-                answered = Refusal(_last_line(error), is_input_error=False)
-            except ray.exceptions.RayError as error:  # the actor, its node or the way there
-                call.failures[number] = _first_line(error)
-                call.replicas.failed(number)
-                continue
-            if isinstance(answered, Refusal) and not answered.is_input_error:
-                call.refusals[number] = answered.reason
-                call.replicas.failed(number)
-                continue
-            call.replicas.answered(number)
-            if call in unanswered:  # no other replica was faster
-                unanswered.remove(call)
-                yield call, answered
-
-
-def _whom_to_ask(call: Call, timeout: float) -> int | None:
-    """Return the replica to ask now: the next one if nobody answers, or takes too long."""
-    waited = time.monotonic() - call.asked
-    if call.waiting and waited < timeout / len(call.replicas.actors):
+    try:
+        said = ray.get(reference)
+    except ray.exceptions.RayError:
         return None
-    if not call.waiting and not call.untried and waited > _PAUSE:
-        call.untried = list(call.failures)  # Ray may have restarted them
-    return call.untried.pop(0) if call.untried else None
+    return None if isinstance(said, Refusal) else dict(said)
 
 
-def _why_lost(call: Call, timeout: float) -> str | None:
-    """Say why a shard is lost, or nothing as long as there is hope."""
-    reasons = "; ".join(dict.fromkeys([*call.failures.values(), *call.refusals.values()]))
-    if time.monotonic() - max(call.begun, call.replicas.heard) > timeout:
-        return f"has said nothing for {timeout:g} s{': ' if reasons else ''}{reasons}"
-    if call.waiting or call.untried:
-        return None
-    if len(call.refusals) == len(call.replicas.actors):
-        return f"cannot answer: {reasons}"
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-# A batch on its way ------------------------------------------------------------------------------
-
-
-class Part:
-    """Some queries of a batch, on their way from shard to shard."""
-
-    def __init__(
-        self, question: Question, rows: slice, steps: list[list[int]], started: list[Replicas]
-    ) -> None:
-        self.rows = rows
-        self.answers: dict[Shard, Answer] = {}
-        self.missing: dict[Shard, ShardLostError] = {}
-        self.unanswered = 0  # calls of this round
-        self.network_bytes = 0
-        self._question, self._steps, self._started = question, steps, started
-
-    def next_round(self) -> list[Call]:
-        """Return the calls of the next round; none after the last."""
-        import ray
-
-        calls: list[Call] = []
-        floors = kth_scores(list(self.answers.values()), self._question.k)
-        message, shared = b"", None
-        for place in self._steps.pop(0) if self._steps else []:
-            replicas = self._started[place]
-            if not message or not self._question.is_the_same_for_all:
-                message = self._question.message(self.rows, replicas.shard, floors)
-                shared = message if len(message) < _SHARED_BYTES else ray.put(message)
-            self.network_bytes += len(message)
-            calls.append(Call(replicas, asking("search", shared), about=self))
-        self.unanswered = len(calls)
-        return calls
-
-    def take(self, call: Call, answered: bytes | ShardLostError) -> None:
-        """Keep what a shard said, or that it said nothing."""
-        self.unanswered -= 1
-        if isinstance(answered, ShardLostError):
-            self.missing[call.replicas.shard] = answered
-        else:
-            self.answers[call.replicas.shard] = read_answer(answered)
-            self.network_bytes += len(answered)
+def described(shard: Shard, said: list[Json | None]) -> Json:
+    """Put together what the replicas of a shard said."""
+    present = [description for description in said if description is not None]
+    return {
+        "shard": shard.number,
+        "first": shard.first,
+        "items": shard.num_items,
+        "bytes": present[0]["bytes"] if present else 0,
+        "layout": present[0]["layout"] if present else None,
+        "places": [{"node": entry["node"], "pid": entry["pid"]} for entry in present],
+    }

@@ -47,29 +47,38 @@ class Question:
     method: Method
     threads: int
     exclude_offsets: Int64Array | None
-    exclude_items: NDArray[np.uint32] | None  # ascending for every query
+    exclude_items: NDArray[Any] | None  # ascending for every query
     allow: NDArray[np.uint64] | None  # [1 or queries, words]
+    floors: Float32Array | None = None  # [queries]: below these nothing is asked for
 
     @property
     def is_the_same_for_all(self) -> bool:
         """Whether every shard is told the same."""
         return self.exclude_offsets is None and self.allow is None
 
-    def message(self, rows: slice, shard: Shard, floors: Float32Array | None) -> bytes:
-        """Return what a shard is told about some of the queries, in its own item ids."""
-        offsets, items = self.exclude_offsets, self.exclude_items
-        if offsets is not None and items is not None:
-            offsets, items = cut_exclude(offsets, items, rows, shard)
+    def message(self, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
+        """Return what a shard is told about some of the queries, in its own item ids.
+
+        `found` are scores that need not be looked for below, one for each of these queries.
+        """
+        offsets, items = None, None
+        if self.exclude_offsets is not None and self.exclude_items is not None:
+            offsets, items = cut_exclude(self.exclude_offsets, self.exclude_items, rows, shard)
         allow = self.allow
         if allow is not None:
             words = slice(shard.first // 64, -(-shard.stop // 64))
             allow = allow[rows, words] if len(allow) > 1 else allow[0, words]
+        floors = self.floors[rows] if self.floors is not None else None
+        if floors is None or found is None:
+            floors = found if floors is None else floors
+        else:
+            floors = np.maximum(floors, found)
         settings = [self.are_scores, self.k, method_to_json(self.method), self.threads]
         return pack(settings, [self.queries[rows], offsets, items, allow, floors])
 
 
 def cut_exclude(
-    offsets: Int64Array, items: NDArray[np.uint32], rows: slice, shard: Shard
+    offsets: Int64Array, items: NDArray[Any], rows: slice, shard: Shard
 ) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
     """Return what of the excluded items concerns some queries and a shard, in its own ids."""
     bounds = offsets[rows.start : rows.stop + 1]
@@ -78,7 +87,7 @@ def cut_exclude(
     counts = np.concatenate([[0], np.cumsum(inside)])
     if not counts[-1]:
         return None, None
-    return counts[bounds - bounds[0]], items[inside] - np.uint32(shard.first)
+    return counts[bounds - bounds[0]], (items[inside] - shard.first).astype(np.uint32)
 
 
 def answer(index: Index, message: bytes) -> bytes:
@@ -171,7 +180,9 @@ def merge(
     return ids, scores
 
 
-def merge_records(answers: list[Answer], scores: Float32Array, num_items: int) -> NDArray[Any]:
+def merge_records(
+    answers: list[Answer], scores: Float32Array, num_items: int, floors: Float32Array | None = None
+) -> NDArray[Any]:
     """Return one record a query for what all shards did; `scores` are those of the merged top k."""
     records = np.stack([raw.view(RECORD)[:, 0] for _, _, raw in answers])  # [shards, queries]
     merged = np.zeros(len(scores), RECORD)
@@ -180,8 +191,11 @@ def merge_records(answers: list[Answer], scores: Float32Array, num_items: int) -
     merged["exact"] = records["exact"].all(axis=0)
     for name in ("steps", "items_scored", "items_touched", "bytes_touched"):
         merged[name] = records[name].sum(axis=0)
-    last = min(scores.shape[1], num_items) - 1
-    threshold = scores[:, last] if last >= 0 else np.float32(-np.inf)
+    k = scores.shape[1]
+    # Where more are wanted than there are items, none of them is the k-th.
+    threshold = scores[:, -1] if 0 < k <= num_items else np.full(len(scores), -np.inf, np.float32)
+    if floors is not None:
+        threshold = np.maximum(threshold, floors)
     merged["threshold"] = threshold
     # What an exact shard kept back is below the threshold; so is what was merged away.
     inexact = np.where(records["exact"] == 0, records["upper_bound"], -np.inf)
@@ -215,15 +229,3 @@ def refuse_overflow(vectors: Index, question: Question, reason: str, largest_bia
     too_large = ~(sums < np.finfo(np.float32).max)
     if too_large.any():
         raise InputError(f"query {int(too_large.argmax())}: scores would overflow float32")
-
-
-def checked_items(items: Any, num_items: int) -> NDArray[Any]:
-    """Return the ids of items to be scored."""
-    wanted = np.asarray(items)
-    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
-        raise InputError(f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]")
-    outside = (wanted < 0) | (wanted >= num_items)
-    if outside.any():
-        place = int(outside.argmax())
-        raise InputError(f"items[{place}] is {wanted[place]}, expected 0 to {num_items - 1}")
-    return wanted

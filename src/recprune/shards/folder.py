@@ -18,13 +18,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recprune.arguments import MAX_ITEMS, checked_bias, checked_codes, checked_count
 from recprune.codebook import Codebook
 from recprune.index import KIND as INDEX_KIND
 from recprune.index import Index, Layout
-from recprune.storage import MANIFEST, check_target, load_folder, save_folder, writing_file
+from recprune.recommender import KIND as RECOMMENDER_KIND
+from recprune.recommender import Recommender
+from recprune.storage import (
+    MANIFEST,
+    check_target,
+    load_folder,
+    read_npy,
+    save_folder,
+    writing_file,
+)
 from recprune.types import (
     CodeArray,
     Float32Array,
@@ -71,9 +79,15 @@ class ShardedFolder:
     """What a saved sharded index says of itself."""
 
     path: Path
+    manifest_sha256: str
     num_items: int
     shards: tuple[Shard, ...]
     vectors: Index  # of no items: it has the sub-item embeddings, and makes sub-item scores
+
+    def stored_bytes(self) -> int:
+        """Return what the shards take on disk, and nearly so in memory."""
+        folders = (shard_folder(self.path, shard.number) for shard in self.shards)
+        return sum(file.stat().st_size for folder in folders for file in folder.glob("*.npy"))
 
     def describe(self) -> Json:
         """Say what it holds; its shards are not looked at."""
@@ -91,7 +105,7 @@ class ShardedFolder:
 class ShardInputs:
     """Where the items to be sharded lie: codes and vectors in files, or both in a saved index."""
 
-    codes: str  # .npy, a saved codebook, or a saved index
+    codes: str  # .npy, a saved codebook, a saved index, or a saved recommender
     sub_item_embeddings: str | None = None  # .npy; None: the index has them
     item_bias: str | None = None  # .npy
 
@@ -100,23 +114,34 @@ class ShardInputs:
         if self.sub_item_embeddings is None:
             if self.item_bias is not None:
                 raise InputError("item biases go with codes and embeddings; an index has its own")
-            index = Index.load(self.codes)
+            is_recommender = _saved_kind(self.codes) == RECOMMENDER_KIND
+            saved = Recommender.load(self.codes).index if is_recommender else None
+            index = saved or Index.load(self.codes)
             settings, arrays = index.parts()
             bias = arrays.get("item_bias")
             return index.item_codes(), index.sub_item_embeddings(), bias, settings["layout"]
         is_folder = Path(self.codes).is_dir()
-        codes = Codebook.load(self.codes).codes if is_folder else _mapped(self.codes)
-        bias = _mapped(self.item_bias) if self.item_bias is not None else None
-        return codes, _mapped(self.sub_item_embeddings), bias, "auto"
+        codes = Codebook.load(self.codes).codes if is_folder else read_npy(self.codes)
+        bias = read_npy(self.item_bias) if self.item_bias is not None else None
+        return codes, read_npy(self.sub_item_embeddings), bias, "auto"
 
 
 def shard_ranges(num_items: int, num_shards: int) -> list[tuple[int, int]]:
-    """Divide items into shards, as evenly as multiples of 64 allow: (first, number of items)."""
+    """Divide items into shards, as evenly as multiples of 64 allow: (first, number of items).
+
+    Only the shards have to hold fewer items than an index can: all together may have more.
+    """
     if not 1 <= checked_count(num_shards, "num_shards") <= _MAX_SHARDS:
         raise InputError(f"num_shards is {num_shards}, expected 1 to {_MAX_SHARDS}")
     blocks = -(-num_items // 64)
     cuts = [min(64 * (blocks * cut // num_shards), num_items) for cut in range(num_shards + 1)]
-    return [(first, stop - first) for first, stop in itertools.pairwise(cuts)]
+    ranges = [(first, stop - first) for first, stop in itertools.pairwise(cuts)]
+    largest = max(count for _, count in ranges)
+    if largest >= MAX_ITEMS:
+        raise InputError(
+            f"{largest} items in a shard, which holds fewer than {MAX_ITEMS}: use more"
+        )
+    return ranges
 
 
 # Writing -----------------------------------------------------------------------------------------
@@ -152,8 +177,6 @@ def check_inputs(
     if layout not in get_args(Layout):
         raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
     checked_codes(codes[:0] if isinstance(codes, np.ndarray) and codes.ndim else codes, embeddings)
-    if len(codes) >= MAX_ITEMS:
-        raise InputError(f"{len(codes)} items; a sharded index holds fewer than {MAX_ITEMS}")
     if item_bias is not None and np.shape(item_bias) != (len(codes),):
         checked_bias(item_bias, len(codes))
 
@@ -242,11 +265,7 @@ def finish_folder(folder: str | Path, shards: list[Shard], embeddings: Float32Ar
 
 def is_sharded(folder: str | Path) -> bool:
     """Say whether a folder holds a sharded index, by the kind that its manifest names."""
-    try:
-        text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
-        return bool(json.loads(text)["kind"] == KIND)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return bool(_saved_kind(folder) == KIND)
 
 
 def read_folder(folder: str | Path) -> ShardedFolder:
@@ -255,13 +274,14 @@ def read_folder(folder: str | Path) -> ShardedFolder:
     if (path / _UNFINISHED).exists() and not (path / MANIFEST).exists():
         raise StorageError(f"{path}: writing it was never finished; the same command goes on")
     settings, arrays = load_folder(path, kind=KIND, version=_VERSION, verify=True)
+    checksum = manifest_sha256(path)
     try:
         shards = tuple(Shard(**entry) for entry in settings["shards"])
         num_items, num_sub_items = settings["num_items"], settings["num_sub_items"]
         vectors = Index(arrays, num_items=0, num_sub_items=num_sub_items, layout="full")
     except (KeyError, TypeError) as error:
         raise StorageError(f"{path}: an incomplete sharded index: {error}") from None
-    return ShardedFolder(path, num_items, shards, vectors)
+    return ShardedFolder(path, checksum, num_items, shards, vectors)
 
 
 def shard_folder(folder: str | Path, number: int) -> Path:
@@ -286,6 +306,14 @@ def manifest_sha256(folder: str | Path) -> str:
         raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def _saved_kind(folder: str | Path) -> Any:
+    try:
+        text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
+        return json.loads(text)["kind"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _finished(note: Path, place: Path, source: str) -> Shard | None:
     """Return the shard that an earlier call made of the same input, if it is still there."""
     try:
@@ -306,18 +334,6 @@ def _fingerprint(
     for array in (codes, embeddings, bias if bias is not None else np.empty(0, np.float32)):
         digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     return digest.hexdigest()
-
-
-def _mapped(path: str) -> NDArray[Any]:
-    try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a readable .npy file: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path}: holds several arrays, expected one .npy")
-    return array
 
 
 def _name(number: int) -> str:

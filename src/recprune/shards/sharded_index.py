@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from recprune.arguments import (
     checked_allow,
     checked_count,
     checked_exclude,
+    checked_floor,
+    checked_items,
     checked_queries,
     checked_threads,
     refuse_infinite,
@@ -28,26 +31,25 @@ from recprune.cluster import connected
 from recprune.methods import Method, find_method
 from recprune.results import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.actors import (
-    Call,
-    Part,
     Refusal,
     Replicas,
-    answers,
-    asking,
+    described,
     end_actors,
+    got_description,
     start_actors,
 )
 from recprune.shards.answers import (
     Question,
     ShardedTopK,
     best_possible_scores,
-    checked_items,
     merge,
     merge_records,
     plan_rounds,
     refuse_overflow,
 )
+from recprune.shards.calls import Call, Part, answers, asking
 from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
+from recprune.shards.lease import SignOfLife
 from recprune.types import Float32Array, InputError, Json, RecpruneError
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
@@ -90,6 +92,8 @@ class ShardedIndex:
         replicas: int = 1,
         allow_partial: bool = False,
         timeout: float = 30.0,
+        shared: bool = False,
+        lease: float = 60.0,
     ) -> ShardedIndex:
         """Start the actors of a saved sharded index; every node must find it under this path.
 
@@ -97,26 +101,34 @@ class ShardedIndex:
         this process is connected to is used, or one is started on this machine. A shard that has
         been silent for `timeout` seconds is lost. Then a search fails; with `allow_partial`, it
         returns what the other shards have, marked as not exact.
+
+        Actors that are `shared` are those of all processes which open the same folder this way.
+        They end `lease` seconds after the last of these has closed it, or has died.
         """
         if not 1 <= checked_count(replicas, "replicas") <= 100:
             raise InputError(f"replicas is {replicas}, expected 1 to 100")
         if not 0 < timeout < 1e6:
             raise InputError(f"timeout is {timeout}, expected seconds, more than 0")
+        if not 0 < lease < 1e6:
+            raise InputError(f"lease is {lease}, expected seconds, more than 0")
         saved = read_folder(folder)
-        shards = [shard for shard in saved.shards if shard.num_items]
-        num_actors = replicas * len(shards)
+        num_actors = replicas * sum(shard.num_items > 0 for shard in saved.shards)
         with ExitStack() as connection:
             num_cpus = max(num_actors, os.cpu_count() or 1)
             connection.enter_context(connected(address or "local", num_cpus))
-            started = start_actors(saved.path, shards, replicas, _nodes())
-            connection.callback(end_actors, started)
+            started = start_actors(saved, replicas, _nodes(), lease if shared else None)
+            connection.callback(
+                *(SignOfLife(started, lease).end,) if shared else (end_actors, started)
+            )
             index = cls(saved, started, allow_partial, timeout, connection)
             index._wait_until_ready(num_actors)
             index._connection = connection.pop_all()
+        if shared:  # whoever still searches keeps it; after that, nobody has to close it
+            weakref.finalize(index, index._connection.close)
         return index
 
     def close(self) -> None:
-        """End the actors; and the cluster, if it was started for them."""
+        """End the actors, or let go of shared ones; and the cluster, if it was started for them."""
         self._is_closed = True
         self._connection.close()
 
@@ -141,6 +153,7 @@ class ShardedIndex:
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        floor: Any = None,
         threads: int = 1,
         rounds: int | None = None,
         allow_partial: bool | None = None,
@@ -159,6 +172,7 @@ class ShardedIndex:
             method,
             exclude,
             allow,
+            floor,
             threads,
             rounds,
             allow_partial,
@@ -172,6 +186,7 @@ class ShardedIndex:
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        floor: Any = None,
         threads: int = 1,
         rounds: int | None = None,
         allow_partial: bool | None = None,
@@ -185,6 +200,7 @@ class ShardedIndex:
             method,
             exclude,
             allow,
+            floor,
             threads,
             rounds,
             allow_partial,
@@ -232,7 +248,9 @@ class ShardedIndex:
         seconds = min(self._timeout, _DESCRIBE_SECONDS)
         answered = set(ray.wait(flat, num_returns=len(flat), timeout=seconds)[0]) if flat else set()
         shards = [
-            _described(replicas.shard, [_got(ref) if ref in answered else None for ref in refs])
+            described(
+                replicas.shard, [got_description(ref) if ref in answered else None for ref in refs]
+            )
             for replicas, refs in zip(self._started, asked, strict=True)
         ]
         size = sum(shard["bytes"] for shard in shards)
@@ -248,6 +266,19 @@ class ShardedIndex:
             "bytes_per_item": round(size / max(self.num_items, 1), 2),
         }
 
+    def lost_shards(self) -> list[Shard]:
+        """Return the shards that nobody was well of, when last heard of; asks nobody."""
+        return [replicas.shard for replicas in self._started if replicas.is_lost]
+
+    def stored_bytes(self) -> int:
+        """Return what the shards take on disk; asks nobody."""
+        return self._folder.stored_bytes()
+
+    @property
+    def manifest_sha256(self) -> str:
+        """The checksum of the folder that was opened."""
+        return self._folder.manifest_sha256
+
     def __repr__(self) -> str:
         return f"ShardedIndex({self.num_items:,} items, {len(self._folder.shards)} shards)"
 
@@ -262,6 +293,7 @@ class ShardedIndex:
         method: str | Method,
         exclude: Any,
         allow: Any,
+        floor: Any,
         threads: int,
         rounds: int | None,
         allow_partial: bool | None,
@@ -276,21 +308,23 @@ class ShardedIndex:
         if rounds is not None and checked_count(rounds, "rounds") < 1:
             raise InputError(f"rounds is {rounds}, expected 1 or more")
         batch, single = checked_queries(queries, name, shape)
-        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
+        # An id of the whole may not fit into what a shard counts its own with.
+        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items, np.int64)
         allowed = checked_allow(allow, len(batch), self.num_items)
+        floors = checked_floor(floor, len(batch))
         question = Question(
-            batch, name == "sub_item_scores", k, chosen, threads, offsets, excluded, allowed
+            batch, name == "sub_item_scores", k, chosen, threads, offsets, excluded, allowed, floors
         )
         if not self._started:  # no items, nobody to ask: an index of nothing has the answer
             search = self._vectors.search_scores if question.are_scores else self._vectors.search
-            top = search(queries, k, method="pqtopk")
+            top = search(queries, k, method="pqtopk", floor=floor)
             return ShardedTopK(top.ids, top.scores, top.stats)
         if rounds is None:
             rounds = _rounds_that_pay(len(batch), len(self._started))
         try:
             parts = self._ask(question, queries, name, rounds)
         except ray.exceptions.RayError as error:  # not a shard's fault, but that of the way there
-            raise RecpruneError(f"the cluster failed: {str(error).strip()}") from None
+            raise ShardLostError(f"the cluster failed: {str(error).strip()}") from None
         if allow_partial is None:
             allow_partial = self._allow_partial
         missing = {shard: error for part in parts for shard, error in part.missing.items()}
@@ -336,7 +370,9 @@ class ShardedIndex:
         for part in parts:
             answered = sorted(part.answers.items(), key=lambda pair: pair[0].first)
             ids, scores = merge(answered, part.rows.stop - part.rows.start, k)
-            records = merge_records([found for _, found in answered], scores, self.num_items)
+            floors = question.floors[part.rows] if question.floors is not None else None
+            found = [answer for _, answer in answered]
+            records = merge_records(found, scores, self.num_items, floors)
             if part.missing:
                 records["exact"] = 0
                 bound = self._bound_of_missing(question, part)
@@ -369,7 +405,7 @@ class ShardedIndex:
         if self._is_closed:
             raise RecpruneError("the sharded index is closed")
         if not ray.is_initialized():
-            raise RecpruneError("the connection to the cluster was closed")
+            raise ShardLostError("the connection to the cluster was closed")
 
     def _wait_until_ready(self, num_actors: int) -> None:
         import ray
@@ -397,25 +433,3 @@ def _nodes() -> list[str]:
 
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
-
-
-def _got(reference: Any) -> Json | None:
-    import ray
-
-    try:
-        said = ray.get(reference)
-    except ray.exceptions.RayError:
-        return None
-    return None if isinstance(said, Refusal) else dict(said)
-
-
-def _described(shard: Shard, said: list[Json | None]) -> Json:
-    present = [description for description in said if description is not None]
-    return {
-        "shard": shard.number,
-        "first": shard.first,
-        "items": shard.num_items,
-        "bytes": present[0]["bytes"] if present else 0,
-        "layout": present[0]["layout"] if present else None,
-        "places": [{"node": entry["node"], "pid": entry["pid"]} for entry in present],
-    }

@@ -1,0 +1,170 @@
+"""Asking the actors of shards: how a dead one is got around, and a batch led through all shards."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from recprune.shards.actors import Refusal, Replicas
+from recprune.shards.answers import Answer, Question, kth_scores, read_answer
+from recprune.shards.folder import Shard, ShardLostError
+
+_TICK = 0.05  # seconds between looks at what is late
+_PAUSE = 0.1  # seconds before a dead actor is asked again
+_SHARED_BYTES = 100_000  # above this, Ray keeps an argument in its object store: once is enough
+
+
+def asking(method: str, *arguments: Any) -> Callable[[Any], Any]:
+    """Return the function that asks an actor this."""
+    return lambda actor: getattr(actor, method).remote(*arguments)
+
+
+@dataclass(eq=False)
+class Call:
+    """A question to one shard, whoever of its replicas answers."""
+
+    replicas: Replicas
+    send: Callable[[Any], Any]  # asks the actor that it is given; returns Ray's reference
+    about: Any = None  # whatever the caller wants to know when the answer comes
+    untried: list[int] = field(default_factory=list)
+    waiting: int = 0  # replicas that were asked and have said nothing yet
+    refusals: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    begun: float = 0.0
+    asked: float = 0.0  # when somebody was last asked
+
+
+def answers(todo: deque[Call], timeout: float) -> Iterator[tuple[Call, Any]]:
+    """Ask, and yield every call with its answer, or with a `ShardLostError` in its place.
+
+    `todo` may be added to meanwhile. A shard is lost when all its replicas refuse, or when it has
+    been silent for `timeout` seconds.
+    """
+    import ray
+
+    unanswered: list[Call] = []
+    pending: dict[Any, tuple[Call, int]] = {}
+    while todo or unanswered:
+        while todo:
+            call = todo.popleft()
+            still_lost = call.replicas.still_lost()
+            if still_lost:
+                yield call, ShardLostError(f"{call.replicas.shard} {still_lost}")
+                continue
+            call.untried, call.begun = call.replicas.order(), time.monotonic()
+            unanswered.append(call)
+        for call in list(unanswered):
+            lost = _why_lost(call, timeout)
+            if lost is not None:
+                unanswered.remove(call)
+                if len(call.refusals) < len(call.replicas.actors):
+                    call.replicas.give_up(lost)
+                yield call, ShardLostError(f"{call.replicas.shard} {lost}")
+            elif (number := _whom_to_ask(call, timeout)) is not None:
+                call.asked = time.monotonic()
+                call.waiting += 1
+                pending[call.send(call.replicas.actors[number])] = (call, number)
+        if not pending or todo:
+            time.sleep(0 if todo or not unanswered else _TICK)
+            continue
+        # Until the first one is there; then whoever else is.
+        done, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
+        if done and len(pending) > 1:
+            done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
+        for reference in done:
+            call, number = pending.pop(reference)
+            call.waiting -= 1
+            try:
+                answered = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:  # asking again would end the same way
+                answered = Refusal(_last_line(error), is_input_error=False)
+            except ray.exceptions.RayError as error:  # the actor, its node or the way there
+                call.failures[number] = _first_line(error)
+                is_gone = isinstance(error, ray.exceptions.ActorDiedError)
+                call.replicas.failed(number, is_gone=is_gone)
+                continue
+            if isinstance(answered, Refusal) and not answered.is_input_error:
+                call.refusals[number] = answered.reason
+                call.replicas.failed(number)
+                continue
+            call.replicas.answered(number)
+            if call in unanswered:  # no other replica was faster
+                unanswered.remove(call)
+                yield call, answered
+
+
+def _whom_to_ask(call: Call, timeout: float) -> int | None:
+    """Return the replica to ask now: the next one if nobody answers, or takes too long."""
+    waited = time.monotonic() - call.asked
+    if call.waiting and waited < timeout / len(call.replicas.actors):
+        return None
+    if not call.waiting and not call.untried and waited > _PAUSE:
+        call.untried = list(call.failures)  # Ray may have restarted them
+    return call.untried.pop(0) if call.untried else None
+
+
+def _why_lost(call: Call, timeout: float) -> str | None:
+    """Say why a shard is lost, or nothing as long as there is hope."""
+    reasons = "; ".join(dict.fromkeys([*call.failures.values(), *call.refusals.values()]))
+    if time.monotonic() - max(call.begun, call.replicas.heard) > timeout:
+        return f"has said nothing for {timeout:g} s{': ' if reasons else ''}{reasons}"
+    if call.waiting or call.untried:
+        return None
+    if len(call.refusals) == len(call.replicas.actors):
+        return f"cannot answer: {reasons}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+# A batch on its way ------------------------------------------------------------------------------
+
+
+class Part:
+    """Some queries of a batch, on their way from shard to shard."""
+
+    def __init__(
+        self, question: Question, rows: slice, steps: list[list[int]], started: list[Replicas]
+    ) -> None:
+        self.rows = rows
+        self.answers: dict[Shard, Answer] = {}
+        self.missing: dict[Shard, ShardLostError] = {}
+        self.unanswered = 0  # calls of this round
+        self.network_bytes = 0
+        self._question, self._steps, self._started = question, steps, started
+
+    def next_round(self) -> list[Call]:
+        """Return the calls of the next round; none after the last."""
+        import ray
+
+        calls: list[Call] = []
+        floors = kth_scores(list(self.answers.values()), self._question.k)
+        message, shared = b"", None
+        for place in self._steps.pop(0) if self._steps else []:
+            replicas = self._started[place]
+            if not message or not self._question.is_the_same_for_all:
+                message = self._question.message(self.rows, replicas.shard, floors)
+                shared = message if len(message) < _SHARED_BYTES else ray.put(message)
+            self.network_bytes += len(message)
+            calls.append(Call(replicas, asking("search", shared), about=self))
+        self.unanswered = len(calls)
+        return calls
+
+    def take(self, call: Call, answered: bytes | ShardLostError) -> None:
+        """Keep what a shard said, or that it said nothing."""
+        self.unanswered -= 1
+        if isinstance(answered, ShardLostError):
+            self.missing[call.replicas.shard] = answered
+        else:
+            self.answers[call.replicas.shard] = read_answer(answered)
+            self.network_bytes += len(answered)
