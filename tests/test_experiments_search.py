@@ -17,17 +17,19 @@ from recprune.experiments.experiment import Experiment, Plan
 from recprune.experiments.heat_map import HeatMap, one_of_each_log
 from recprune.experiments.record import Record, load_record, save_record
 from recprune.experiments.report import Picture, Section, Table, Text, write_html, write_markdown
+from recprune.experiments.rq1 import RQ1
 from recprune.experiments.rq2 import RQ2
 from recprune.experiments.rq3 import RQ3
 from recprune.experiments.scaling import Scaling
 from recprune.experiments.score_shape import STATISTICS, spearman, statistics_of
+from recprune.experiments.timing import Timed, agreement, agreement_in_words, milliseconds
 from recprune.experiments.unsafe import Unsafe
 from recprune.experiments.workload import Workload
 from recprune.machine import machine
 from recprune.methods import RecJPQPrune
 from recprune.posting_lists import build_posting_lists
 from recprune.reference import exhaustive, recjpqprune, sub_item_scores
-from recprune.types import Json, no_progress
+from recprune.types import Json, RecpruneError, no_progress
 
 EXPERIMENTS: tuple[Experiment, ...] = (RQ2(), RQ3(), HeatMap(), Difficulty(), Unsafe())
 
@@ -93,6 +95,88 @@ def test_parts_say_what_they_depend_on(experiment: Experiment, workload: Workloa
         for chosen, quick in ((workload, True), (workload, False), (toy(seed=5), False))
     )
     assert len({json.dumps(part.settings) for part in (quick, full, other)}) == 3
+
+
+# Timing
+
+
+def timed_of(ids: list[list[int]], scores: list[list[float]], numbers: list[int]) -> Timed:
+    return Timed(
+        np.ones(len(ids)), np.array(numbers), np.array(ids), np.array(scores, np.float32), None
+    )
+
+
+def test_methods_must_agree_to_the_bit() -> None:
+    first = timed_of([[1, 2], [3, 4], [5, 6]], [[2, 1], [4, 3], [6, 5]], [0, 1, 2])
+    fewer = timed_of([[1, 2], [5, 6]], [[2, 1], [6, 5]], [0, 2])
+    agreed = agreement({"pqtopk": first, "auto": first, "default": fewer})
+    assert agreed == {"pqtopk": 3, "auto": 3, "default": 2}
+    assert agreement_in_words(agreed) == (
+        "All 3 ways to search gave the same items and the same bits of their scores, on every one "
+        "of 3 queries (`default` met 2 of them)."
+    )
+    assert agreement_in_words(None) == "", "a record of old"
+    one_bit_more = float(np.nextafter(np.float32(5), np.float32(6)))
+    for other in (
+        timed_of([[1, 2], [6, 5]], [[2, 1], [6, 5]], [0, 2]),
+        timed_of([[1, 2], [5, 6]], [[2, 1], [6, one_bit_more]], [0, 2]),
+    ):
+        with pytest.raises(RecpruneError, match="auto and pqtopk differ in their answers"):
+            agreement({"pqtopk": first, "auto": other})
+
+
+def test_percentiles_need_queries() -> None:
+    entry = {"queries": 99, "p50_us": 1500.0, "p95_us": 2500.0, "p99_us": 3500.0}
+    names = ("p50_us", "p95_us", "p99_us")
+    assert [milliseconds(entry, name) for name in names] == ["1.500", "", ""]
+    assert [milliseconds(entry | {"queries": 100}, name) for name in names][1:] == ["2.500", ""]
+    assert milliseconds(entry | {"queries": 500}, "p99_us") == "3.500"
+
+
+# RQ1
+
+
+@pytest.fixture(scope="module")
+def rq1_record(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(RQ1(), plan, tmp_path_factory.mktemp("rq1"))
+    return record
+
+
+def test_rq1_says_on_how_many_queries_methods_agree(rq1_record: Record, workload: Workload) -> None:
+    figures = rq1_record.figures
+    assert set(figures["agreed"]) == set(figures["methods"])
+    assert figures["agreed"]["auto"] == 20
+    met = figures["agreed"]["default"]
+    assert met < 20
+    exact = workload.index.search(workload.sequence_embeddings[:met], 10, method="pqtopk").ids
+    expected = workload.ndcg(exact)
+    assert figures["methods"]["default"]["met"] == {"default": expected, "pqtopk": expected}
+    section = RQ1().section([rq1_record])
+    assert f"on every one of 20 queries (`default` met {met} of them)" in words_of(section)
+    table = next(block for block in section.blocks if isinstance(block, Table))
+    assert f"of the {met} users whom `default` met: {expected:.4f}" in table.note
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["queries"], row["p95 ms"], row["p99 ms"]) == ("20", "", "")
+
+
+def test_rq1_stands_beside_what_was_published(rq1_record: Record) -> None:
+    figures = copy.deepcopy(rq1_record.figures)
+    for method, time in (("recjpqprune", 3000.0), ("pqtopk", 2000.0)):
+        figures["methods"][method]["p50_us"] = time
+    section = RQ1().section([with_figures(rq1_record, figures)])
+    assert (
+        "`recjpqprune` takes 1.50 × (gSASRecJPQ) the time of `pqtopk`: **Algorithm 1 is slower than "
+        "scoring every item for every model**, the other way round than published (0.19 × to 0.67 ×)."
+    ) in words_of(section)
+    beside = [block for block in section.blocks if isinstance(block, Table)][-1]
+    assert (beside.rows[0][0], beside.rows[0][-1]) == ("toy", "1.50 ×")
+    assert ("Tmall (published)", "SASRecJPQ", "204.18", "16.72", "3.18", "0.19 ×") in beside.rows
+    assert "Published: Table 2 of Petrov" in beside.note
+    figures["methods"]["recjpqprune"]["p50_us"] = 1000.0
+    words = words_of(RQ1().section([with_figures(rq1_record, figures)]))
+    assert "0.50 × (gSASRecJPQ) the time of `pqtopk`: Algorithm 1 is faster" in words
+    assert "as published" in words
 
 
 # RQ2
@@ -318,17 +402,39 @@ def test_the_predictor_in_words(workload: Workload, tmp_path: Path) -> None:
 
     assert best_predictor([record.figures]) in STATISTICS
     found = words(gap=-0.9, high_30=0.8, fall_to_threshold=0.99)
-    assert f"best with **{STATISTICS['gap'].name}**, that is {STATISTICS['gap'].words}" in found, (
-        "what needs θ foresees nothing"
-    )
-    assert "Its ρ is −0.90 (gSASRecJPQ)" in found
-    assert "The smaller it is, the more has to be scored." in found
+    assert (
+        f"the items that `recjpqprune` scores go best with **{STATISTICS['gap'].name}**, on average "
+        f"over models: {STATISTICS['gap'].words}. Its ρ is −0.90 (gSASRecJPQ)"
+    ) in found, "what needs θ foresees nothing"
+    assert "Model by model the best is best − mean for gSASRecJPQ (−0.90)." in found
+    assert "The smaller it is, the more `recjpqprune` has to score." in found
     assert "holds" not in found
-    assert "few sub-items score high" in words(high_30=0.9)
+    assert "holds for Algorithm 1: it is fast where few sub-items score high" in words(high_30=0.9)
     assert len({entry.name for entry in STATISTICS.values()}) == len(STATISTICS)
     assert "too little to foresee" in words(high_30=0.3)
     nothing = dict.fromkeys(STATISTICS, None)
     assert "No statistic of S varies" in words(**nothing)
+
+
+def test_the_predictor_of_each_model_is_named(workload: Workload, tmp_path: Path) -> None:
+    """What is best on average may be best for no model by itself."""
+    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(Difficulty(), plan, tmp_path)
+    records = []
+    for model, own in (("sasrecjpq", "fall"), ("gsasrecjpq", "near")):
+        figures = copy.deepcopy(record.figures) | {"model": model}
+        for row in figures["correlations"].values():
+            row["scored"] = 0.1
+        figures["correlations"]["high_30"]["scored"] = 0.8
+        figures["correlations"][own]["scored"] = 0.9
+        figures["shown"] = {}
+        records.append(with_figures(record, figures))
+    words = words_of(Difficulty().section(records))
+    assert "**high, 30 %**, on average over models" in words
+    assert (
+        "Model by model the best is fall to half for SASRecJPQ (+0.90), near the best for "
+        "gSASRecJPQ (+0.90)."
+    ) in words
 
 
 # Unsafe settings
@@ -370,60 +476,59 @@ def test_unsafe_searches_report_what_they_lose(workload: Workload) -> None:
     assert inflated[1]["recall"] < inflated[0]["recall"]
     assert inflated[1]["proven"] < inflated[0]["same"]
     assert all(entry["proven"] <= entry["same"] for entry in figures["entries"])
-    assert figures["halves"] == [{"users": 25, "hits": 25}] * 2
-    for entry in figures["entries"]:
-        for what in ("ndcg", "recall", "same", "proven"):
-            halves = [half[what] for half in entry["halves"]]
-            assert entry[what] == pytest.approx(np.mean(halves)), "both halves are as large"
-    second = workload.index.search(
-        workload.sequence_embeddings[25:50], 10, method=RecJPQPrune(max_steps=1)
-    )
-    exact = workload.index.search(workload.sequence_embeddings[25:50], 10)
-    told = entries["recjpqprune", "max_steps", 1]["halves"][1]
-    assert told["recall"] == unsafe.recall(second.ids, exact.ids)
+    told = entries["recjpqprune", "max_steps", 1]
+    users = workload.sequence_embeddings[:50]
+    found = workload.index.search(users, 10, method=RecJPQPrune(max_steps=1))
+    assert told["recall"] == unsafe.recall(found.ids, workload.index.search(users, 10).ids)
+    # Exact answers have an NDCG@10 of 1 for everybody: what is left of it is the lower end.
+    assert entries["auto", "exact", None]["margin_low"] == pytest.approx(0.01)
+    assert told["margin_low"] < told["ndcg"] - 0.99 < 0
 
 
 def entry(
-    method: str, kind: str, value: float | None, time: float, ndcg: float, told: float | None = None
+    method: str, kind: str, value: float | None, time: float, ndcg: float, low: float = 0.0
 ) -> Json:
-    """An entry whose NDCG@10 is `ndcg` on the half that chooses, and `told` on the other."""
-    quality: Json = {"recall": 0.5, "same": 0.25, "proven": 0.125, "gap": None}
-    halves = [quality | {"ndcg": ndcg}, quality | {"ndcg": ndcg if told is None else told}]
+    """An entry whose NDCG@10 minus 99 % of the exact one is `low` or more, by its interval."""
     return {
-        "method": method, "kind": kind, "value": value, "p50_us": time, "p95_us": 2 * time,
-        **quality, "ndcg": (halves[0]["ndcg"] + halves[1]["ndcg"]) / 2, "halves": halves,
+        "method": method, "kind": kind, "value": value, "queries": 200, "p50_us": time,
+        "p95_us": 2 * time, "recall": 0.5, "same": 0.25, "proven": 0.125, "gap": None,
+        "ndcg": ndcg, "margin_low": low,
     }  # fmt: skip
 
 
-def test_the_cheapest_setting_that_keeps_its_quality(tmp_path: Path) -> None:
-    entries = [
-        entry("recjpqprune", "exact", None, 1000, 0.2),
-        entry("recjpqprune", "max_steps", 1, 100, 0.197, told=0.2),
-        entry("recjpqprune", "max_steps", 2, 200, 0.1981, told=0.1),
-        entry("recjpqprune", "over_inflation", 0.5, 500, 0.2),
-        entry("auto", "exact", None, 150, 0.2),
-        entry("auto", "max_steps", 8, 100, 0.19),
-        entry("auto", "over_inflation", 0.1, 160, 0.21),
-        entry("auto", "deadline_us", 50, 145, 0.2),
-    ]
-    assert unsafe.cheapest(entries, "recjpqprune") is entries[2]
-    assert unsafe.cheapest(entries, "auto") is entries[4], "3 % faster is no gain"
-    halves = [{"users": 4, "hits": 1}, {"users": 3, "hits": 1}]
+ENTRIES = (
+    entry("recjpqprune", "exact", None, 1000, 0.2),
+    entry("recjpqprune", "max_steps", 1, 100, 0.2, low=-0.001),  # as good, perhaps by chance
+    entry("recjpqprune", "max_steps", 2, 200, 0.199),
+    entry("recjpqprune", "over_inflation", 0.5, 500, 0.2),
+    entry("auto", "exact", None, 150, 0.2),
+    entry("auto", "max_steps", 8, 100, 0.19, low=-0.01),
+    entry("auto", "over_inflation", 0.1, 160, 0.21),
+    entry("auto", "deadline_us", 50, 145, 0.2),
+)
+
+
+def unsafe_section(entries: list[Json], hits: int = 2) -> Section:
     figures = {
-        "log": "toy", "model": "gsasrecjpq", "items": 5, "users": 7, "hits": 2, "halves": halves,
+        "log": "toy", "model": "gsasrecjpq", "items": 5, "users": 7, "hits": hits,
         "instruction_set": "avx2", "entries": entries,
     }  # fmt: skip
-    save_record(tmp_path, Record("unsafe", "toy-gsasrecjpq", {}, machine(), figures))
-    record = load_record(tmp_path / "unsafe.toy-gsasrecjpq.json")
-    section = Unsafe().section([record])
+    return Unsafe().section([Record("unsafe", "toy-gsasrecjpq", {}, machine(), figures)])
+
+
+def test_the_cheapest_setting_that_keeps_its_quality() -> None:
+    entries = copy.deepcopy(list(ENTRIES))
+    assert unsafe.cheapest(entries, "recjpqprune") is entries[2], "the first may be chance"
+    assert unsafe.cheapest(entries, "auto") is entries[4], "3 % faster is no gain"
+    section = unsafe_section(entries)
     words = words_of(section)
     assert (
-        "**max_steps = 2**: 5.00 × as fast as exact search; on the other half it keeps 50.0% of "
-        "NDCG@10, and finds 50.0% of the exact top 10."
+        "**max_steps = 2**: 5.00 × as fast as exact search; it keeps 99.5% of NDCG@10, and finds "
+        "50.0% of the exact top 10."
     ) in words
-    assert "No unsafe setting of `auto` that keeps 99% of NDCG@10 is faster" in words
+    assert "No setting of `auto` that is faster than the exact search by 5% or more keeps" in words
     assert "rests on 2 of 7 test users" in words
-    assert "1 and 1 of the two halves" in words
+    assert "no interval" not in words
     assert "Faster than exact `auto` is `recjpqprune` with max_steps = 1." in words
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert [row[:2] for row in table.rows] == [
@@ -432,17 +537,39 @@ def test_the_cheapest_setting_that_keeps_its_quality(tmp_path: Path) -> None:
         ("recjpqprune", "over_inflation = 0.5"),
         ("auto", "exact"),
     ]
-    assert table.rows[1][table.header.index("NDCG@10")] == "0.1000", "that of the other half"
-    assert (
-        "None is faster than exact search by 5%: auto, max_steps; auto, over_inflation; auto, "
-        "deadline_us."
-    ) in table.note
-    halves[1]["hits"] = 0
-    without = words_of(Unsafe().section([with_figures(record, figures)]))
+    assert table.rows[1][table.header.index("NDCG@10")] == "0.1990"
+    assert "faster than exact search by 5%: auto, max_steps; auto, over_inflation; " in table.note
+    assert "times over 200 queries" in table.note
+    without = words_of(unsafe_section(entries, hits=0))
     assert "there is no NDCG@10 to keep" in without
     assert "The fastest setting" not in without
     pictures = [block.name for block in section.blocks if isinstance(block, Picture)]
     assert pictures == ["unsafe-toy-gsasrecjpq"], "no gap was reported"
+
+
+def test_what_may_be_chance_is_no_answer() -> None:
+    entries = [
+        entry("recjpqprune", "exact", None, 1000, 0.2),
+        entry("recjpqprune", "max_steps", 1, 100, 0.2, low=-0.001),
+        entry("auto", "exact", None, 150, 0.2),
+    ]
+    words = words_of(unsafe_section(entries))
+    assert (
+        "Whether a faster setting of `recjpqprune` keeps 99% of NDCG@10 cannot be told with 2 such "
+        "users: max_steps = 1 may, or may by chance."
+    ) in words
+    assert "**max_steps" not in words
+    assert unsafe.gains({"hits": 2, "entries": entries}) == [1.0, 1.0]
+
+
+def test_of_records_without_an_interval_both_halves_must_agree() -> None:
+    entries = copy.deepcopy(list(ENTRIES))
+    for old in entries:
+        del old["margin_low"]
+        old["halves"] = [{"ndcg": 0.2}, {"ndcg": 0.2}]
+    entries[1]["halves"][1]["ndcg"] = 0.19
+    assert unsafe.cheapest(entries, "recjpqprune") is entries[2]
+    assert "This record has no interval" in words_of(unsafe_section(entries))
 
 
 def test_curves_go_by_the_value_of_the_setting() -> None:
@@ -450,12 +577,7 @@ def test_curves_go_by_the_value_of_the_setting() -> None:
     times = {1: 1000.0, 2: 4000.0, 3: 3000.0}
     exact = [entry(method, "exact", None, 9000, 0.2) for method in ("recjpqprune", "auto")]
     steps = [entry("auto", "max_steps", value, times[value], 0.2) for value in (3, 1, 2)]
-    figures = {
-        "log": "toy", "model": "gsasrecjpq", "items": 5, "users": 7, "hits": 2,
-        "halves": [{"users": 4, "hits": 1}, {"users": 3, "hits": 1}], "instruction_set": "avx2",
-        "entries": [*exact, *steps],
-    }  # fmt: skip
-    section = Unsafe().section([Record("unsafe", "toy-gsasrecjpq", {}, machine(), figures)])
+    section = unsafe_section([*exact, *steps])
     (picture,) = (block for block in section.blocks if isinstance(block, Picture))
     curves = re.findall(r'<path d="([^"]+)"[^>]*stroke-width: 1.8', picture.svg)
     for curve in curves:
@@ -502,6 +624,28 @@ def test_scaling_tells_what_is_scored_from_what_is_looked_at(sizes: list[Json]) 
     assert scan["scored"] == f"{scored:.2%}"
     assert float(scan["looked at"].rstrip("%")) > 100 * scored
     assert next(row for row in rows if row["method"] == "faiss_pq")["scored"] == ""
+
+
+def test_every_method_that_is_left_out_has_a_reason(sizes: list[Json]) -> None:
+    hurried = scaling.measure(1000, 8, 5, 1 << 30, 0, no_progress, seconds=1e-9)
+    assert set(hurried["methods"]) == {"auto", "scan"}
+    assert all("would take longer than 0 minutes" in why for why in hurried["left_out"].values())
+    small = scaling.measure(1000, 8, 5, 1 << 20, 0, no_progress)
+    assert small["left_out"]["default"] == "needs 0 GB of item vectors"
+    old = copy.deepcopy(sizes[0])
+    del old["methods"]["recjpqprune"], old["agreed"]
+    (table,) = (b for b in scaling_section([old], (2,)).blocks if isinstance(b, Table))
+    assert "1,000 items, recjpqprune: not run, and no reason was recorded." in table.note
+    assert "default" in sizes[0]["methods"]
+
+
+def test_scaling_says_on_how_many_queries_methods_agree(sizes: list[Json]) -> None:
+    assert sizes[0]["agreed"] == {
+        "auto": 5, "scan": 5, "pqtopk": 3, "recjpqprune": 3, "default": 3
+    }  # fmt: skip
+    assert "1,000 items: All 5 ways to search gave the same items" in words_of(
+        scaling_section(sizes, (2, 2, 2))
+    )
 
 
 def test_what_other_machines_measured_is_not_joined(sizes: list[Json]) -> None:

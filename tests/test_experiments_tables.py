@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from recprune.codebook import assign_random
+from recprune.experiments.appendix import Appendix
 from recprune.experiments.dataset_table import DatasetTable
-from recprune.experiments.experiment import Experiment, LogFolder, Plan
-from recprune.experiments.peer_table import PeerTable, measure, recall
+from recprune.experiments.experiment import Experiment, LogFolder, Need, Plan
+from recprune.experiments.inputs import wanted_models
+from recprune.experiments.peer_table import PeerTable, _Contender, _sweep, measure, recall
 from recprune.experiments.prunable import Prunable, differing, relative_slack
 from recprune.experiments.record import Record, load_records, save_record
 from recprune.experiments.report import Picture, Section, Table, Text, write_html, write_markdown
@@ -23,8 +26,9 @@ from recprune.interactions import read_interactions
 from recprune.peers.faiss_hnsw import FaissHNSW
 from recprune.peers.registry import FAMILIES
 from recprune.peers.usearch_peer import Usearch
-from recprune.prepared import prepare
-from recprune.types import InputError, Json, no_progress
+from recprune.prepared import Prepared, prepare
+from recprune.settings import Settings
+from recprune.types import Float32Array, InputError, Int64Array, Json, no_progress
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "memory_gigabytes": 8.0}
 PLENTY = 8 << 30
@@ -143,6 +147,71 @@ def test_a_part_depends_on_the_log(log: LogFolder, tmp_path: Path) -> None:
     assert changed.settings != before.settings
 
 
+# Models
+
+
+def appendix_section(**changes: Json | int) -> Section:
+    figures: Json = {
+        "log": "toy", "model": "gsasrecjpq", "items": 10, "users": 600, "epochs": 41,
+        "median_history": 7.0, "ndcg": 0.2, "ndcg_low": 0.1, "ndcg_high": 0.3, "recall": 0.4,
+        "torch_ms": 2.0, "torch_p95_ms": 3.0, "megabytes": 1.0, "full_megabytes": 2.0,
+        "settings": {
+            "model": {"width": 8, "dropout": 0.2},
+            "training": {"loss": "gbce", "num_negatives": 256, "windows": "last",
+                         "max_epochs": 200, "patience": 50},
+        },
+    }  # fmt: skip
+    return Appendix().section([Record("appendix", "toy", {}, MACHINE, figures | changes)])
+
+
+def test_a_training_that_ran_out_of_time_is_said_to_have() -> None:
+    ended = "41 epochs (ended by a time limit, before early stopping could act)"
+    assert ended in text_of(appendix_section()), "a record of old does not tell the best epoch"
+    assert ended in text_of(appendix_section(best_epoch=20))
+    for changes in ({"epochs": 90, "best_epoch": 40}, {"epochs": 200, "best_epoch": 199}):
+        words = text_of(appendix_section(**changes))
+        assert f"{changes['epochs']} epochs." in words
+        assert "time limit" not in words
+
+
+def test_published_models_stand_beside_ours() -> None:
+    published = table_of(appendix_section(), 1)
+    assert {"published": "Tmall", "model": "gBERT4RecJPQ", "NDCG@10": "0.0155", "φ ms": "37.62",
+            "checkpoint MB": "258"} in published  # fmt: skip
+    tables = [b for b in appendix_section().blocks if isinstance(b, Table)]
+    assert "times to φ over 512 of them" in tables[0].note
+
+
+EVERYTHING: frozenset[Need] = frozenset({"log", "models", "full", "workloads", "variants"})
+
+
+def test_models_are_trained_as_those_of_the_report(log: LogFolder) -> None:
+    prepared = Prepared.load(log.prepared)
+
+    def wanted(name: str, needs: frozenset[Need] = EVERYTHING) -> dict[str, Settings]:
+        return wanted_models(name, prepared, needs, PLENTY, {})
+
+    own = wanted("gitlog")
+    assert all(settings.training.windows == "random" for settings in own.values())
+    assert own["models/gsasrecjpq"].model.dropout == 0.5
+    assert own["models/sasrecjpq"].model.dropout == own["models/sasrec"].model.dropout == 0.2
+    variants = {
+        (settings.training.pruning_loss, settings.training.pruning_weight, settings.model.dropout)
+        for name, settings in own.items()
+        if name.startswith("variants")
+    }
+    assert variants == {
+        (loss, weight, 0.5) for loss in ("agreement", "concentration") for weight in (0.0003, 0.003)
+    }
+    for settings in (*own.values(), *wanted("gowalla").values()):
+        assert settings.training.patience < settings.training.max_epochs, "or it never stops early"
+    assert wanted("gowalla")["models/gsasrecjpq"].training.windows == "last", "as in the paper"
+    assert wanted("gitlog", frozenset({"log"})) == {}
+    assert set(wanted("gitlog", frozenset({"workloads"}))) == {
+        "models/sasrecjpq", "models/gsasrecjpq", "models/gbert4recjpq"
+    }  # fmt: skip
+
+
 # Models trained to be pruned
 
 USERS, ITEMS = 60, 3000
@@ -190,6 +259,7 @@ def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -
     assert "The best of those is agreement 0.003" in text_of(section)
     assert "These are 2 comparisons at 95 % each" in text_of(section)
     assert "All other settings are those of the base." in text_of(section)
+    assert "slack ÷ reach" in table_of(section, 2)[0]
     for at in range(3):
         assert [row["model"] for row in table_of(section, at)] == ["base", "agreement 0.003"]
     check_written(section, tmp_path)
@@ -207,6 +277,18 @@ def test_a_negative_result_is_told_as_one(tmp_path: Path) -> None:
     assert "For 1 of 1 variants `recjpqprune` scores fewer items" in words
     assert "none of them without a measurable loss of NDCG@10" in words
     assert "best of those" not in words
+
+
+def test_slack_that_does_not_tell_the_work_is_said_not_to(tmp_path: Path) -> None:
+    (record,) = records_of(Prunable(), plan_of([VAGUE], [SHARP]), tmp_path)
+
+    def note() -> str:
+        tables = [b for b in Prunable().section([record]).blocks if isinstance(b, Table)]
+        return tables[2].note
+
+    assert "does not tell" not in note(), "less slack, less work"
+    record.figures["models"][1]["relative_slack"] = 9.0
+    assert "agreement 0.003 has the largest, and `recjpqprune` scores less with it" in note()
 
 
 def test_what_else_differs_from_the_base_is_told(tmp_path: Path) -> None:
@@ -284,7 +366,7 @@ def test_every_peer_is_measured_or_accounted_for(peer_records: list[Record]) -> 
     entries = {entry["name"]: entry for entry in figures["peers"]}
     assert list(entries)[:4] == ["auto", "scan", "recjpqprune", "pqtopk"]
     peers = [entry for entry in figures["peers"] if entry["family"] != "recprune"]
-    families = {entry["family"] for entry in peers}
+    families = {entry["family"].split(", reorder")[0] for entry in peers}  # one tree of ScaNN
     assert len(families) + len(figures["left_out"]) == len(FAMILIES)
     for entry in figures["peers"]:
         assert entry["users"] == 50
@@ -296,7 +378,7 @@ def test_every_peer_is_measured_or_accounted_for(peer_records: list[Record]) -> 
     assert all(entries[method]["recall"] == 1.0 for method in ("auto", "scan", "recjpqprune"))
     exact = VAGUE.index.search(VAGUE.sequence_embeddings[:50], 10, method="pqtopk").ids
     assert entries["auto"]["ndcg"] == pytest.approx(VAGUE.ndcg(exact))
-    by_probes = [entry for entry in peers if entry["family"] == "FAISS IVF-PQ"]
+    by_probes = [entry for entry in peers if entry["family"] == "FAISS IVF-PQ, 256 lists"]
     recalls = [entry["recall"] for entry in by_probes]
     assert recalls == sorted(recalls), "more groups searched, more found"
 
@@ -330,12 +412,54 @@ def test_new_build_settings_make_a_new_part(monkeypatch: pytest.MonkeyPatch) -> 
     assert before.settings != after.settings
 
 
+class Answers:
+    """A search that finds the first items, so many of them, whoever asks."""
+
+    def __init__(self, found: int) -> None:
+        self.found, self.asked = found, 0
+
+    def __call__(self, _: Float32Array, k: int) -> tuple[Int64Array, None, None]:
+        self.asked += 1
+        ids = np.full(k, -1, np.int64)
+        ids[: self.found] = np.arange(self.found)
+        return ids, None, None
+
+
+def test_a_sweep_ends_where_enough_is_found() -> None:
+    answers = {found: Answers(found) for found in (5, 9, 10, 7)}
+    contenders = {
+        f"graph, {at}": _Contender(f"graph, {at}", "graph", False, 1, 1.0, own, "")
+        for at, own in enumerate(answers.values())
+    } | {"lists": _Contender("lists", "lists", False, 1, 1.0, Answers(3), "")}
+    exact = np.tile(np.arange(10), (4, 1))
+    seconds, not_tried = _sweep(contenders, np.zeros((9, 2), np.float32), exact, no_progress)
+    assert list(seconds) == ["graph, 0", "graph, 1", "graph, 2", "lists"]
+    assert not_tried == {"graph": 1}
+    assert answers[7].asked == 0, "what comes after ten of ten needs no trying"
+
+
+def test_a_sweep_ends_where_an_exact_search_is_faster() -> None:
+    def slowly(_: Float32Array, k: int) -> tuple[Int64Array, None, None]:
+        time.sleep(0.01)
+        return np.full(k, -1), None, None
+
+    contenders = {
+        "graph, 1": _Contender("graph, 1", "graph", False, 1, 1.0, slowly, ""),
+        "graph, 2": _Contender("graph, 2", "graph", False, 1, 1.0, slowly, ""),
+        "FAISS PQ": _Contender("FAISS PQ", "FAISS PQ", True, 1, 1.0, Answers(10), ""),
+    }
+    exact = np.tile(np.arange(10), (2, 1))
+    seconds, not_tried = _sweep(contenders, np.zeros((9, 2), np.float32), exact, no_progress)
+    assert list(seconds) == ["FAISS PQ", "graph, 1"]
+    assert not_tried == {"graph": 1}
+
+
 def entry_of(name: str, milliseconds: float, found: float, exact: bool = False) -> Json:
     return {
         "name": name, "family": "recprune" if name == "auto" else name.split(",")[0],
         "exact": exact, "bytes": 10**6, "build_seconds": 1.0, "users": 50, "recall": found,
         "settings": "" if name == "auto" else f"{name} as usual",
-        "ndcg": 0.1 * found, "exact_ndcg": 0.1, "p50_us": 1000 * milliseconds,
+        "ndcg": 0.1 * found, "exact_ndcg": 0.1, "queries": 500, "p50_us": 1000 * milliseconds,
         "p95_us": 2000 * milliseconds,
     }  # fmt: skip
 
@@ -359,10 +483,12 @@ def test_sentences_on_peers_follow_the_figures() -> None:
     words = text_of(section)
     assert "The fastest exact peer is flat: 50.000 ms, 50.0 × `auto`." in words
     assert "Exact peers find 99.80% of our top 10 or more" in words
-    assert "Of 3 approximate settings 1 is faster than `auto`; the best recall@10 among them is " in words  # fmt: skip
+    assert (
+        "Of the 3 approximate settings tried, 1 is faster than `auto`; the best recall@10 " in words
+    )
     assert "among them is 0.720." in words
-    assert "recall@10 of 0.9 or more, the fastest approximate one is graph, 64: 2.000 ms" in words
-    assert "No approximate one reaches a recall@10 of 0.99." in words
+    assert "recall@10 of 0.9 or more, the fastest of them is graph, 64: 2.000 ms" in words
+    assert "None of them reaches a recall@10 of 0.99." in words
     assert "disagrees" not in words
     assert [row["NDCG@10 lost"] for row in table_of(section)][2:4] == ["+28.00%", "+9.00%"]
     table = next(block for block in section.blocks if isinstance(block, Table))
@@ -375,6 +501,22 @@ def test_an_exact_peer_that_is_not_is_told_apart() -> None:
     )
     assert "**broken disagrees**: it finds 80.00% of our top 10" in words
     assert "The other exact peers find 99.80% of our top 10 or more" in words
+
+
+def test_settings_that_were_not_tried_are_told() -> None:
+    def note(figures: Json) -> str:
+        section = PeerTable().section([Record("peers", "toy", {}, MACHINE, figures)])
+        return next(block.note for block in section.blocks if isinstance(block, Table))
+
+    figures: Json = {
+        "log": "toy", "model": "gsasrecjpq", "items": ITEMS, "instruction_set": "avx2",
+        "build_threads": 2, "budget_bytes": 1, "peers": [entry_of("auto", 1.0, 1.0, True)],
+        "left_out": {},
+    }  # fmt: skip
+    assert "not tried" not in note(figures)
+    assert "more thorough ones, not tried: graph: 2. No peer" in note(
+        figures | {"not_tried": {"graph": 2}}
+    )
 
 
 def test_recall_is_spread_where_it_crowds() -> None:
@@ -391,6 +533,14 @@ def test_recall_is_spread_where_it_crowds() -> None:
     assert float(auto) > third, "the other one is in the legend"
 
 
+def test_the_scale_of_recall_ends_where_the_data_end() -> None:
+    section = peers_section(entry_of("graph, 1", 5.0, 0.6), entry_of("graph, 2", 6.0, 0.95))
+    picture = next(block for block in section.blocks if isinstance(block, Picture))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    assert {"0.5", "0.9", "1"} <= set(words)
+    assert not {"0.99", "0.999"} & set(words)
+
+
 def test_where_exact_answers_have_no_ndcg_nothing_is_said_of_it() -> None:
     none = [entry_of(name, 1.0, 1.0) | {"exact_ndcg": 0.0} for name in ("graph, 1", "graph, 2")]
     section = peers_section(*none)
@@ -402,7 +552,7 @@ def test_without_peers_there_is_still_a_table() -> None:
     words = text_of(peers_section())
     assert "`auto` takes 1.000 ms" in words
     assert "peer is" not in words
-    assert "approximate one" not in words
+    assert "approximate" not in words
 
 
 def test_what_does_not_fit_is_left_out_with_its_reason() -> None:

@@ -470,12 +470,28 @@ def test_labels_of_points_do_not_cover_each_other() -> None:
         {"a": ([1.0] * 8, ys), "b": ([0, 2], [0, 2])}, x_label="x", y_label="y",
         labels={"a": names}, apart=["a"],
     )  # fmt: skip
-    found = re.findall(r'<text [^>]* x="(\S+)" y="(\S+)"[^>]*>label \d<', svg)
-    places = [(float(x), float(y)) for x, y in found]
-    assert len(places) == 8
+    found = re.findall(r'<text style="([^"]*)" x="(\S+)" y="(\S+)"[^>]*>label \d<', svg)
+    assert len(found) == 8
+    width = 30.0  # of a label, at least
+    places = [
+        (float(x) - (width if "text-anchor: end" in style else 0.0), float(y))
+        for style, x, y in found
+    ]
     for at, (x, y) in enumerate(places):
         for other_x, other_y in places[:at]:
-            assert abs(x - other_x) > 30 or abs(y - other_y) > 6.9
+            assert abs(x - other_x) >= width or abs(y - other_y) > 6.9
+
+
+def test_a_label_away_from_its_point_has_a_line_to_it() -> None:
+    def leaders(ys: list[float]) -> int:
+        svg = charts.scatter(
+            {"a": ([1.0] * len(ys), ys), "b": ([0, 2], [0, 2])}, x_label="x", y_label="y",
+            labels={"a": [f"label {at}" for at in range(len(ys))]}, apart=["a"],
+        )  # fmt: skip
+        return len(paths_of(svg, "stroke-width: 0.6"))
+
+    assert leaders([0.3, 1.0, 1.7]) == 0, "each stands beside its own"
+    assert leaders([1 + 0.01 * at for at in range(8)]) >= 4
 
 
 def test_words_can_stand_in_place_of_ticks() -> None:

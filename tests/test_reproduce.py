@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,84 @@ def test_a_part_is_run_again_when_its_settings_change(
     shutil.copytree(quick, tmp_path / "out")
     command = ["reproduce", "--quick", "--out", str(tmp_path / "out"), "--only", "splits"]
     assert main([*command, "--seed", "1"]) == 0
-    assert "4 parts run, 0 kept" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "4 parts run, 0 kept" in said
+    # Not on a terminal: one line for each part.
+    assert re.search(r"^splits 4: \d+ s, 1 of 4, about \d+ min to go$", said, re.MULTILINE)
+    assert len(re.findall(r"^splits \d+:", said, re.MULTILINE)) == 4
+
+
+def test_what_other_sources_measured_is_said_to_be_kept(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(quick / "quick-records", records)
+    record = load_record(records / "splits.4.json")
+    save_record(records, replace(record, machine=record.machine | {"commit": "another"}))
+    command = ["reproduce", "--quick", "--out", str(tmp_path), "--only", "splits"]
+    assert main([*command, "--records", str(records)]) == 0
+    said = capsys.readouterr().err
+    assert "0 parts run, 4 kept from before, of them 1 from other commits" in said
+
+
+def test_a_report_says_what_is_missing(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(quick / "quick-records", tmp_path / "records")
+    command = ["reproduce", "--report-only", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "never finished" not in capsys.readouterr().err
+    (tmp_path / "records" / "splits.16.json").unlink()
+    (tmp_path / "records" / "heat-map.synthetic.json").unlink()
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    assert "as they were never finished: heat-map.synthetic.json, splits.16.json" in said
+
+
+def test_only_what_is_needed_is_made(quick: Path, tmp_path: Path) -> None:
+    assert main(["reproduce", "--quick", "--out", str(tmp_path / "a"), "--only", "splits"]) == 0
+    assert not (tmp_path / "a" / "quick").exists(), "random codes need no log"
+    datasets = ["reproduce", "--quick", "--no-train", "--only", "datasets"]
+    assert main([*datasets, "--out", str(tmp_path / "b")]) == 0
+    made = {path.name for path in (tmp_path / "b" / "quick" / "synthetic").iterdir()}
+    assert made == {"prepared", "source.json"}
+    assert {path.name for path in (quick / "quick" / "synthetic").iterdir()} == {
+        "prepared", "source.json", "models", "variants", "workloads"
+    }  # fmt: skip
+
+
+def test_figures_of_several_machines_are_told_apart(quick: Path, tmp_path: Path) -> None:
+    records = load_records(quick / "quick-records")
+
+    def report(records: list[Record]) -> str:
+        write_report(records, tmp_path / "a.md", tmp_path / "a.html", tmp_path / "pictures")
+        return (tmp_path / "a.md").read_text(encoding="utf-8")
+
+    assert "Of more than one machine" not in report(records)
+    chosen = next(at for at, record in enumerate(records) if record.experiment == "rq3")
+    records[chosen] = replace(
+        records[chosen], machine=records[chosen].machine | {"cpu": "Another", "cores": 64}
+    )
+    rq3 = report(records).split("## RQ3")[1].split("\n## ")[0]
+    assert "**Of more than one machine**" in rq3
+    assert re.search(r"Another \(64 cores, [\d.]+ GB\): " + records[chosen].part, rq3)
+    assert report(records).count("Of more than one machine") == 1
+
+
+def test_the_report_introduces_itself(quick: Path) -> None:
+    records = load_records(quick / "quick-records")
+    text = (quick / "results.md").read_text(encoding="utf-8")
+    short = text.split("## In short")[1].split("\n## ")[0]
+    for sentence in ("**synthetic**, ", "Exactness: ", "Size: over 100,000 items", "Beside other",
+                     "Stopping early: ", "Models trained to be pruned"):  # fmt: skip
+        assert sentence in short
+    for word in ("auto", "cells", "scan", "recjpqprune", "pqtopk", "default", "φ", "S", "steps"):
+        assert f"**{word}**: " in short
+    agreed = sum(
+        sum(record.figures["agreed"].values()) for record in records if record.experiment == "rq1"
+    )
+    assert f"{agreed:,} timed answers" in short
+    assert text.index("## In short") < text.index("## Data sets")
 
 
 def test_an_interrupted_run_goes_on(quick: Path, tmp_path: Path) -> None:
@@ -148,6 +226,8 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--log", "a=/nowhere"], "/nowhere: no such file"),
         (["--log", "a b=x"], "expected NAME or NAME=PATH"),
         (["--gowalla", "/nowhere.txt"], "/nowhere.txt: no such file"),
+        (["--seed", "-1", "--quick"], "--seed -1: expected 0 or more"),
+        (["--readme", "/nope.md", "--quick"], "/nope.md: cannot be read: No such file"),
         (["--log", "absent"], "not there, and no log to make it from"),
         ([], "no log"),
         (["--report-only"], "no records"),
@@ -176,7 +256,10 @@ def test_the_papers_own_files_can_be_given(
     assert main(["reproduce", "--quick", "--out", str(tmp_path / "out"), *given]) == 0
     figures = load_record(tmp_path / "out" / "quick-records" / f"datasets.{name}.json").figures
     assert figures["statistics"]["interactions"] == 720
-    # Another file under the same name is not taken for the one that was prepared.
+    # Another log is not taken for the one that was prepared, were it called the same.
+    (tmp_path / "log.txt").write_text(text.replace("1", "2", 1), encoding="utf-8")
+    assert main(["reproduce", "--quick", "--out", str(tmp_path / "out"), *given]) == 2
+    assert "was made from another log.txt than" in capsys.readouterr().err
     (tmp_path / "log.txt").rename(tmp_path / "other.txt")
     given[1] = str(tmp_path / "other.txt")
     assert main(["reproduce", "--quick", "--out", str(tmp_path / "out"), *given]) == 2
@@ -196,7 +279,7 @@ def test_without_training_models_must_be_there(
 ) -> None:
     shutil.copytree(quick / "quick", tmp_path / "quick")
     shutil.rmtree(tmp_path / "quick" / "synthetic" / "models" / "gsasrecjpq")
-    command = ["reproduce", "--quick", "--no-train", "--out", str(tmp_path), "--only", "datasets"]
+    command = ["reproduce", "--quick", "--no-train", "--out", str(tmp_path), "--only", "rq1"]
     assert main(command) == 2
     assert "there is no trained model" in capsys.readouterr().err
 

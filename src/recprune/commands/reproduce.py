@@ -6,21 +6,25 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from recprune.console import output, print_table, say, showing_progress
-from recprune.experiments.experiment import Experiment, LogFolder, Plan
+from recprune.console import messages, output, print_table, say, showing_progress
+from recprune.experiments.experiment import Experiment, LogFolder, Need, Plan
 from recprune.experiments.inputs import PAPER_MODELS, Source, log_folder, quick_log, workload_of
 from recprune.experiments.record import load_records
 from recprune.experiments.registry import EXPERIMENTS
-from recprune.experiments.run import find_experiments, run_experiments, write_report
-from recprune.experiments.summary import put_summary
+from recprune.experiments.run import (
+    find_experiments,
+    missing_records,
+    run_experiments,
+    write_report,
+)
+from recprune.experiments.summary import check_place, put_summary
 from recprune.experiments.workload import Workload
 from recprune.formats import LogFormat
 from recprune.machine import free_bytes
-from recprune.types import InputError, InterruptedWorkError, Progress
+from recprune.types import InputError, InterruptedWorkError, Progress, no_progress
 
 # What a quick run trains: enough to see everything work, in seconds.
 _QUICK = {"width": 64, "length": 50, "max_epochs": 2, "batches_per_epoch": 20}
-_WITHOUT_LOG = {"scaling", "splits"}  # they draw random codes
 _QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
 
 
@@ -75,6 +79,10 @@ def run(parsed: argparse.Namespace) -> None:
         rows = [(experiment.name, experiment.title) for experiment in EXPERIMENTS]
         print_table("Experiments", ("name", "what"), rows)
         return
+    if parsed.seed < 0:
+        raise InputError(f"--seed {parsed.seed}: expected 0 or more")
+    if parsed.readme:
+        check_place(Path(parsed.readme))  # before hours of work
     out = Path(parsed.out)
     records = out / ("quick-records" if parsed.quick else "records")
     if parsed.records:
@@ -84,15 +92,22 @@ def run(parsed: argparse.Namespace) -> None:
         try:
             with showing_progress("reproduce") as progress:
                 plan = _plan(parsed, experiments, out, progress)
-                done = run_experiments(experiments, plan, records, progress)
+                # A terminal shows what is going on; a file gets one line for each part.
+                tell = no_progress if messages.is_terminal else say
+                done = run_experiments(experiments, plan, records, progress, tell)
         except (KeyboardInterrupt, InterruptedWorkError):
             raise InterruptedWorkError(
                 f"interrupted; what was finished is in {records}: the same command goes on there"
             ) from None
-        say(f"{done.run} parts run, {done.kept} kept from before")
+        say(
+            f"{done.run} parts run, {done.kept} kept from before"
+            + (f", of them {done.of_others} from other commits" if done.of_others else "")
+        )
     markdown = Path(parsed.report) if parsed.report else out / "results.md"
     html = out / "results.html"
     found = load_records(records)
+    if missing := missing_records(records):
+        say(f"not in the report, as they were never finished: {', '.join(missing)}")
     write_report(found, markdown, html, markdown.parent / "pictures")
     if parsed.readme:
         put_summary(Path(parsed.readme), found)
@@ -102,17 +117,21 @@ def run(parsed: argparse.Namespace) -> None:
 def _plan(
     parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
 ) -> Plan:
+    needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
     sources = _sources(parsed)
     home = out / "quick" if parsed.quick else out
-    if not sources and parsed.quick:
+    if not needs:
+        sources = []
+    elif not sources and parsed.quick:
         sources = [Source("synthetic", quick_log(home / "synthetic.parquet"))]
-    if not sources and {experiment.name for experiment in experiments} - _WITHOUT_LOG:
+    elif not sources:
         raise InputError("there is no log to run this on: give one with --log, or try --quick")
     memory = free_bytes()
     logs = [
         log_folder(
             source,
             home / source.name,
+            needs=needs,
             may_train=not parsed.no_train,
             memory_bytes=memory,
             changes=_QUICK if parsed.quick else {},
@@ -123,9 +142,11 @@ def _plan(
     workloads, variants = [], []
     for log in logs:
         # A model without sub-items has nothing to prune: it is in the table of models alone.
-        paper = {name: log.models[name] for name in PAPER_MODELS}
-        workloads += _workloads(parsed, log, paper, home, progress)
-        variants += _workloads(parsed, log, log.variants, home, progress)
+        if "workloads" in needs:
+            paper = {name: log.models[name] for name in PAPER_MODELS}
+            workloads += _workloads(parsed, log, paper, home, progress)
+        if "variants" in needs:
+            variants += _workloads(parsed, log, log.variants, home, progress)
     return Plan(
         tuple(logs),
         tuple(workloads),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from recprune.baselines import every_baseline
 from recprune.checkpoint import EPOCHS, MODEL, load_model
 from recprune.encoder import Encoder, TorchEncoder
 from recprune.evaluate import RankedUsers, user_values
-from recprune.experiments.experiment import LogFolder, Part, Plan, model_name
+from recprune.experiments import published
+from recprune.experiments.experiment import LogFolder, Need, Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Section, Table, Text
 from recprune.experiments.workload import test_users
@@ -42,6 +44,7 @@ class Appendix:
 
     name = "appendix"
     title = "Appendix: the models"
+    needs: frozenset[Need] = frozenset({"log", "models", "full"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each model, and one for the baselines of each log."""
@@ -92,6 +95,7 @@ class Appendix:
         ]
         for log, entries in logs.items():
             blocks += _blocks(log, entries)
+        blocks.append(_published())
         return Section(self.title, self.name, tuple(blocks))
 
 
@@ -106,7 +110,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     figures: Json = {
         "log": log.name, "model": model, "items": prepared.num_items, "users": len(chosen),
         "settings": settings.to_json(), "megabytes": size, "full_megabytes": size,
-        "epochs": _epochs(folder),
+        **_epochs(folder),
         "median_history": float(np.median([len(history) for history in histories])),
     }  # fmt: skip
     encoder = TorchEncoder(trained, settings.model.length)
@@ -138,10 +142,14 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     return figures | _quality(ids, targets)
 
 
-def _epochs(folder: Path) -> int | None:
-    """Return how long a model was trained, where that is known."""
+def _epochs(folder: Path) -> Json:
+    """Return how long a model was trained, and up to which epoch it grew better, where known."""
     path = folder / EPOCHS
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else None
+    if not path.exists():
+        return {"epochs": None}
+    epochs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    best = [entry["epoch"] for entry in epochs if entry["best"]]
+    return {"epochs": len(epochs), "best_epoch": best[-1] if best else 0}
 
 
 def _measure_baselines(log: LogFolder, users: int, progress: Progress) -> Json:
@@ -198,7 +206,8 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
     if models:
         note = (
             f"{models[0]['users']:,} test users, {models[0]['items']:,} items, histories of "
-            f"{models[0]['median_history']:.0f} items in the median."
+            f"{models[0]['median_history']:.0f} items in the median; times to φ over "
+            f"{min(_TIMED, models[0]['users']):,} of them."
         )
         same = [figures["same_top_10"] for figures in models if "same_top_10" in figures]
         if same:
@@ -237,8 +246,33 @@ def _training(figures: Json) -> str:
     return (
         f"{training['loss']} with {training['num_negatives']} negatives, d = {model['width']}, "
         f"dropout {model['dropout']}, {training['windows']} windows"
-        + (f", {epochs} epochs" if epochs else "")
+        + (f", {epochs} epochs{_how_it_ended(figures)}" if epochs else "")
     )
+
+
+def _how_it_ended(figures: Json) -> str:
+    """Say of a training that it ended before its settings would have ended it."""
+    training, epochs = figures["settings"]["training"], figures["epochs"]
+    # Records of old do not tell the best epoch: patience cannot have run out in fewer epochs.
+    without_best = epochs - figures.get("best_epoch", 0)
+    if epochs >= training["max_epochs"] or without_best >= training["patience"]:
+        return ""
+    return " (ended by a time limit, before early stopping could act)"
+
+
+def _published() -> Table:
+    return Table(
+        ("published", "model", "NDCG@10", "φ ms", "checkpoint MB"),
+        tuple(
+            (
+                entry.log, model_name(entry.model), f"{entry.ndcg:.4f}", f"{entry.phi_ms:.2f}",
+                f"{entry.megabytes:,}",
+            )
+            for entry in published.MODELS
+        ),
+        f"Published: Table 3 of {published.SOURCE}; {published.MACHINE}, other logs and another "
+        "machine than ours. SASRec: as quoted there from earlier work.",
+    )  # fmt: skip
 
 
 def _interval(figures: Json) -> str:

@@ -20,6 +20,7 @@ _LONGEST_LABEL = 24  # letters
 _SMALL, _SMALL_LETTER, _SMALL_HEIGHT = 7.5, 4.9, 9.0  # a label beside a point
 _LABEL_HEIGHTS = (-4, 3, -11, 10, -18, 17, -25, 24, -32, 31)  # to try, from the point's own
 _MARGIN = 10.0  # that a label may stand out of the axes
+_BESIDE = 6.0  # higher or lower than that above its point, a label needs a line to it
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,14 @@ def name_points(
         ]
         box = free[0] if free else candidates[0]
         taken.append(box)
+        left = box.right < x  # words end, or begin, at the side of their point
+        middle = (box.bottom + box.top) / 2
+        place = ((box.right if left else box.left) - x, middle - y)
+        leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         axes.annotate(
-            label, xy, (box.left - x, box.bottom - y), textcoords="offset points",
-            ha="left", va="bottom", fontsize=_SMALL, color=MUTED, annotation_clip=False,
+            label, xy, place, textcoords="offset points", ha="right" if left else "left",
+            va="center", fontsize=_SMALL, color=MUTED, annotation_clip=False,
+            arrowprops=leader if abs(middle - y) > _BESIDE else None,
         )  # fmt: skip
 
 

@@ -114,7 +114,8 @@ def scatter(
         if len(own) != len(points[name][0]):
             raise InputError(f"labels of {name!r}: {len(own)} for {len(points[name][0])} points")
     with mpl.rc_context(STYLE):
-        figure, axes = new_figure(4.4)
+        # The legend stands above the axes: with many names, it must not take their room.
+        figure, axes = new_figure(4.4 + 0.15 * max(0, len(points) - 11))
         looks = looks_of(points, joined)
         for name in apart:
             looks[name]["linestyle"] = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.experiments.experiment import LogFolder, Part, Plan
+from recprune.experiments.experiment import LogFolder, Need, Part, Plan
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Section, Table, Text
 from recprune.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
@@ -36,6 +36,7 @@ class DatasetTable:
 
     name = "datasets"
     title = "Data sets"
+    needs: frozenset[Need] = frozenset({"log"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each log."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.experiments.charts import heat_map, scatter
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Need, Part, Plan, model_name
 from recprune.experiments.heat_map import (
     one_of_each_log,
     places,
@@ -46,6 +46,7 @@ class Difficulty:
 
     name = "difficulty"
     title = "Pruning difficulty"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each model; heat maps for one model of each log."""
@@ -238,22 +239,36 @@ def _in_words(best: str, figures: Sequence[Json]) -> str:
 
     values = [float(entry["correlations"][best]["scored"]) for entry in figures]
     sentence = (
-        f"Of what S alone can tell, the cost goes best with **{STATISTICS[best].name}**, that is "
-        f"{STATISTICS[best].words}. Its ρ "
-        f"is {found('scored')} with the items that `recjpqprune` scores, and {found('auto_us')} "
-        "with the time of `auto`."
+        "Of what S alone can tell, the items that `recjpqprune` scores go best with "
+        f"**{STATISTICS[best].name}**, on average over models: {STATISTICS[best].words}. Its ρ "
+        f"is {found('scored')} with them, and {found('auto_us')} with the time of `auto`. "
+        f"{_winners(figures)}"
     )
     if min(map(abs, values)) < _WEAK:
         return f"{sentence} That is too little to foresee the cost of a single user."
     if min(values) < 0 < max(values):
         return f"{sentence} Its sign changes from model to model."
-    sentence += f" The {'larger' if values[0] > 0 else 'smaller'} it is, the more has to be scored."
+    sentence += (
+        f" The {'larger' if values[0] > 0 else 'smaller'} it is, the more `recjpqprune` has to "
+        "score."
+    )
     if best.startswith("high") and values[0] > 0:
         sentence += (
-            " The paper's impression from three users holds: searching is fast where few "
+            " The paper's impression from three users holds for Algorithm 1: it is fast where few "
             "sub-items score high."
         )
     return sentence
+
+
+def _winners(figures: Sequence[Json]) -> str:
+    """Name the best statistic of each model by itself."""
+    each = []
+    for entry in figures:
+        best = best_predictor([entry])
+        if best is not None:
+            rho = _rho(entry["correlations"][best]["scored"])
+            each.append(f"{STATISTICS[best].name} for {model_name(entry['model'])} ({rho})")
+    return f"Model by model the best is {', '.join(each)}."
 
 
 def _ranges(figures: Sequence[Json]) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from recprune.experiments.record import Record
 from recprune.experiments.report import Section
 from recprune.experiments.workload import Workload
 from recprune.formats import LogFormat
 from recprune.types import Json, Progress
+
+# What an experiment works on: prepared logs, the paper's three models, SASRec with a full table,
+# test users encoded by the three, and models trained to be pruned. What nobody needs is not made.
+Need: TypeAlias = Literal["log", "models", "full", "workloads", "variants"]
 
 MODEL_NAMES = {
     "sasrecjpq": "SASRecJPQ",
@@ -69,6 +73,10 @@ class Experiment(Protocol):
     @property
     def title(self) -> str:
         """What it is called in the report."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What has to be made before it can run; nothing: it draws random numbers."""
 
     def parts(self, plan: Plan) -> list[Part]:
         """Return the work to do."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.experiments.charts import heat_map
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Need, Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Text
 from recprune.experiments.workload import Workload
@@ -24,6 +24,7 @@ class HeatMap:
 
     name = "heat-map"
     title = "Figure 1: sub-item scores of a user"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each log."""

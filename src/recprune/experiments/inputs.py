@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recprune.checkpoint import CHECKPOINT, MODEL
 from recprune.codebook import assign_svd
-from recprune.experiments.experiment import LogFolder
+from recprune.experiments.experiment import LogFolder, Need
 from recprune.experiments.workload import Workload
 from recprune.formats import LogFormat
 from recprune.holdout import temporal_holdout
@@ -17,7 +19,7 @@ from recprune.interactions import read_interactions
 from recprune.prepared import Prepared, prepare
 from recprune.settings import Settings, find_preset
 from recprune.statistics import iso_time
-from recprune.storage import MANIFEST
+from recprune.storage import MANIFEST, writing_file
 from recprune.synthetic import SyntheticSettings, write_synthetic_log
 from recprune.training import EpochReport, train
 from recprune.types import InputError, Progress, StorageError
@@ -27,10 +29,20 @@ PAPER_MODELS = {"sasrecjpq": "sasrec", "gsasrecjpq": "gsasrec", "gbert4recjpq": 
 _FULL_MODEL = "sasrec"
 # Models that are trained to be pruned: gSASRecJPQ, and one thing more.
 _VARIANTS = {
-    "agreement_0.003": {"pruning_loss": "agreement", "pruning_weight": 0.003},
-    "concentration_0.0003": {"pruning_loss": "concentration", "pruning_weight": 0.0003},
+    f"{loss}_{weight:g}": {"pruning_loss": loss, "pruning_weight": weight}
+    for loss in ("agreement", "concentration")
+    for weight in (0.0003, 0.003)
 }
+# Where training differs from the presets. An epoch count as large as the patience of 200 would keep
+# early stopping from ever acting.
+_TRAINING = {"max_epochs": 1000}
+# On logs that are not the paper's, what was better on their validation users: histories are long.
+_OWN_LOGS = {"gitlog", "tmall-like"}
+_OWN_TRAINING = {"windows": "random"}
+_OWN_MODELS = {"gsasrecjpq": {"dropout": 0.5}}
 _MIN_HISTORY = 5
+_SOURCE = "source.json"  # lies beside a prepared log, and says of which file it was made
+_WAY_OUT = "remove it, or give the log another name"
 _UNFINISHED = "unfinished"  # lies beside a model whose training must go on
 
 
@@ -47,6 +59,7 @@ def log_folder(
     source: Source,
     folder: Path,
     *,
+    needs: Set[Need],
     may_train: bool,
     memory_bytes: int,
     changes: Mapping[str, Any],
@@ -56,18 +69,21 @@ def log_folder(
 
     `folder` gets `prepared`, `models/NAME` for each of the paper's models (and SASRec with a full
     table, if that fits into memory) and `variants/NAME` for those that are trained to be pruned.
-    Models that were trained elsewhere are found there too. Without `may_train`, what is not there
-    is left out, but for the paper's three, which are needed. `changes` are settings of training in
-    place of the paper's.
+    Models that were trained elsewhere are found there too. Only what is in `needs` is trained;
+    without `may_train`, what is not there is left out, but for the paper's three. `changes` are
+    settings of training in place of the usual ones.
     """
     prepared_folder = folder / "prepared"
     if not (prepared_folder / MANIFEST).exists():
         if source.path is None:
             raise InputError(f"{prepared_folder}: not there, and no log to make it from")
         _prepare(source.path, source.log_format, prepared_folder, progress)
+        _write_source(folder / _SOURCE, source.path)
     prepared = Prepared.load(prepared_folder)
     _check_source(source, prepared, prepared_folder)
-    for model, settings in _wanted(prepared, memory_bytes, changes).items():
+    for model, settings in wanted_models(
+        source.name, prepared, needs, memory_bytes, changes
+    ).items():
         target = folder / model
         if (target / MODEL).exists() and not (target / _UNFINISHED).exists():
             continue
@@ -112,20 +128,32 @@ def workload_of(
     return workload
 
 
-def _wanted(
-    prepared: Prepared, memory_bytes: int, changes: Mapping[str, Any]
+def wanted_models(
+    log: str,
+    prepared: Prepared,
+    needs: Set[Need],
+    memory_bytes: int,
+    changes: Mapping[str, Any],
 ) -> dict[str, Settings]:
     """Return the models that there should be, by folder."""
-    wanted = {
-        f"models/{model}": find_preset(preset).with_values(changes)
-        for model, preset in PAPER_MODELS.items()
-    }
-    full = find_preset("sasrec").with_values({**changes, "embedding": "full"})
-    # Weights, gradients, and Adam's two moments.
-    if 16 * prepared.num_items * full.model.width <= memory_bytes // 2:
-        wanted[f"models/{_FULL_MODEL}"] = full
-    for variant, extra in _VARIANTS.items():
-        wanted[f"variants/{variant}"] = find_preset("gsasrec").with_values({**changes, **extra})
+    own = log in _OWN_LOGS
+
+    def settings(model: str, extra: Mapping[str, Any]) -> Settings:
+        usual = {**_TRAINING, **(_OWN_TRAINING if own else {})}
+        usual |= _OWN_MODELS.get(model, {}) if own else {}
+        return find_preset(PAPER_MODELS[model]).with_values({**usual, **extra, **changes})
+
+    wanted: dict[str, Settings] = {}
+    if needs & {"models", "workloads"}:
+        wanted |= {f"models/{model}": settings(model, {}) for model in PAPER_MODELS}
+    if "full" in needs:
+        full = settings("sasrecjpq", {"embedding": "full"})
+        # Weights, gradients, and Adam's two moments.
+        if 16 * prepared.num_items * full.model.width <= memory_bytes // 2:
+            wanted[f"models/{_FULL_MODEL}"] = full
+    if "variants" in needs:
+        for variant, extra in _VARIANTS.items():
+            wanted[f"variants/{variant}"] = settings("gsasrecjpq", extra)
     return wanted
 
 
@@ -146,13 +174,35 @@ def _prepare(source: Path, log_format: LogFormat, folder: Path, progress: Progre
 
 
 def _check_source(source: Source, prepared: Prepared, folder: Path) -> None:
-    """Refuse a folder that was prepared from another log."""
+    """Refuse a folder that was prepared from another log: by name, and by what the log holds."""
+    if source.path is None:
+        return
     made_from = prepared.settings.get("log")
-    if source.path is not None and made_from != source.path.name:
+    if made_from != source.path.name:
         raise StorageError(
-            f"{folder}: was made from {made_from}, not from {source.path.name}: remove it, or give "
-            "the log another name"
+            f"{folder}: was made from {made_from}, not from {source.path.name}: {_WAY_OUT}"
         )
+    kept = folder.parent / _SOURCE  # a folder that was prepared elsewhere has none
+    if kept.exists() and kept.read_text(encoding="utf-8") != _description(source.path):
+        raise StorageError(
+            f"{folder}: was made from another {source.path.name} than {source.path}: {_WAY_OUT}"
+        )
+
+
+def _write_source(path: Path, source: Path) -> None:
+    with writing_file(path) as temporary:
+        temporary.write_text(_description(source), encoding="utf-8")
+
+
+def _description(source: Path) -> str:
+    """Return size and checksum of a log; of a folder, those of all its files."""
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    total = hashlib.sha256()
+    for path in (path for path in files if path.is_file()):
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    return json.dumps({"bytes": size, "sha256": total.hexdigest()}) + "\n"
 
 
 def _train(

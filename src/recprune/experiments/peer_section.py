@@ -10,6 +10,7 @@ from recprune.experiments.charts import scatter
 from recprune.experiments.experiment import model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Table, Text
+from recprune.experiments.timing import milliseconds
 from recprune.types import Json
 
 OWN_FAMILY = "recprune"
@@ -31,8 +32,9 @@ def peer_blocks(record: Record) -> list[Block]:
     rows = [
         (
             _label(entry),
-            f"{entry['p50_us'] / 1000:,.3f}",
-            f"{entry['p95_us'] / 1000:,.3f}",
+            f"{entry['queries']:,}",
+            milliseconds(entry, "p50_us"),
+            milliseconds(entry, "p95_us"),
             f"{entry['p50_us'] / fastest:,.2f} ×",
             f"{entry['recall']:.4f}",
             "–" if (lost := _lost(entry)) is None else f"{lost:+.2%}",
@@ -59,11 +61,11 @@ def peer_blocks(record: Record) -> list[Block]:
             "missing to a recall of 1 is on a logarithmic scale; at 1 stands what finds all.",
         ),
         Table(
-            ("search", "median ms", "p95 ms", "÷ auto", "recall@10",
-             "NDCG@10 lost"),
+            ("search", "queries", "median ms", "p95 ms", "÷ auto", "recall@10", "NDCG@10 lost"),
             tuple(rows),
             f"{_users(entries)} NDCG@10 lost is relative to that of the exact answers to the same "
             f"users, which is {_auto(entries)['exact_ndcg']:.4f} for those of `auto`. "
+            f"{_ended(figures.get('not_tried'))}"
             + ("Left out: " + " ".join(notes) if notes else "No peer was left out."),
         ),
         Table(
@@ -103,12 +105,13 @@ def _ndcg_picture(entries: Sequence[Json], log: str) -> list[Block]:
 
 def _recall_picture(entries: Sequence[Json]) -> str:
     """Draw time against recall, spread where it crowds: by the logarithm of what is missing."""
-    # One item in all answers is the least that can be missing; to miss none comes after that.
-    finest = -np.log10(1 / (10 * max(entry["users"] for entry in entries)))
+    # The scale goes as far as the approximate ones do; what misses nothing stands beyond.
+    missing = [1 - entry["recall"] for entry in entries if entry["recall"] < 1]
+    finest = float(-np.log10(min(missing))) if missing else 1.0
     whole = finest + 0.4
 
     def place(recall: float) -> float:
-        return float(-np.log10(1 - recall)) if recall < 1 else float(whole)
+        return float(-np.log10(1 - recall)) if recall < 1 else whole
 
     lowest = min(place(entry["recall"]) for entry in entries)
     below = max((tick for tick in _RECALL_TICKS if place(tick) <= lowest), default=0.0)
@@ -119,7 +122,7 @@ def _recall_picture(entries: Sequence[Json]) -> str:
     }
     return _picture(
         entries, "recall@10", lambda entry: place(entry["recall"]), joined=True,
-        x_ticks=ticks | {float(whole): "1"},
+        x_ticks=ticks | {whole: "1"},
     )  # fmt: skip
 
 
@@ -172,6 +175,17 @@ def _users(entries: Sequence[Json]) -> str:
     return f"Answers to {asked:,} users" + (f" ({'; '.join(fewer)})." if fewer else ".")
 
 
+def _ended(not_tried: Mapping[str, int] | None) -> str:
+    """Say which settings were not tried, and why: records that do not tell tried all they had."""
+    if not not_tried:
+        return ""
+    each = "; ".join(f"{family}: {count}" for family, count in not_tried.items())
+    return (
+        "The settings of a library were tried up to the first that finds 99 % of the exact top 10 "
+        f"or takes longer than FAISS PQ, which is exact; more thorough ones, not tried: {each}. "
+    )
+
+
 def _lost(entry: Json) -> float | None:
     """Return the share of the exact answers' NDCG@10 that is lost; below 0, it is gained."""
     exact = entry["exact_ndcg"]
@@ -191,7 +205,7 @@ def verdict(entries: Sequence[Json]) -> str:
     if approximate:
         faster = [entry for entry in approximate if entry["p50_us"] < auto["p50_us"]]
         sentences.append(
-            f"Of {len(approximate)} approximate settings {len(faster) or 'none'} "
+            f"Of the {len(approximate)} approximate settings tried, {len(faster) or 'none'} "
             f"{'is' if len(faster) < 2 else 'are'} faster than `auto`"
             + (
                 f"; the best recall@10 among them is {max(e['recall'] for e in faster):.3f}."
@@ -202,10 +216,10 @@ def verdict(entries: Sequence[Json]) -> str:
         for least in _RECALLS:
             enough = [entry for entry in approximate if entry["recall"] >= least]
             sentences.append(
-                f"With a recall@10 of {least:g} or more, the fastest approximate one is "
+                f"With a recall@10 of {least:g} or more, the fastest of them is "
                 f"{_named_time(enough, auto)}."
                 if enough
-                else f"No approximate one reaches a recall@10 of {least:g}."
+                else f"None of them reaches a recall@10 of {least:g}."
             )
     return " ".join(sentences)
 

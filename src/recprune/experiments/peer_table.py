@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from recprune.experiments.experiment import Part, Plan
+from recprune.experiments.experiment import Need, Part, Plan
 from recprune.experiments.peer_section import OWN_FAMILY, peer_blocks
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Section, Text
@@ -25,6 +25,9 @@ _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
 _BUDGET_SHARE = 0.7  # of the machine's memory, for all that is alive at once
 _SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again
 _FEWEST = 5  # queries, however slow a search is
+_ENOUGH = 0.99  # recall@10: a library's sweep ends with the first setting that has it
+_TRIED = 50  # users by whom that is told
+_YARDSTICK = "FAISS PQ"  # is exact: a sweep ends too with what takes longer
 _FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")  # before the name of a file
 
 
@@ -46,6 +49,7 @@ class PeerTable:
 
     name = "peers"
     title = "What people use instead"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each log."""
@@ -62,7 +66,7 @@ class PeerTable:
             "workload": workload.checksum(), "queries": queries, "users": users, "k": 10,
             "seed": plan.seed,
             "families": {
-                key: registry.FAMILIES[key].settings(shape)
+                key: f"{registry.FAMILIES[key]}: {registry.FAMILIES[key].settings(shape)}"
                 for key in registry.available_families()
             },
         }  # fmt: skip
@@ -71,7 +75,9 @@ class PeerTable:
             workload.log,
             settings,
             lambda progress: measure(workload, queries, users, budget, plan.seed, progress),
-            minutes=2.0 + len(workload.codes) / 4e4,  # building a graph takes most of it
+            # On two cores building takes about an hour for a million items: half of it for a graph
+            # of efConstruction 200.
+            minutes=5.0 + len(workload.codes) / 1.6e4,
         )
 
     def section(self, records: Sequence[Record]) -> Section:
@@ -109,16 +115,15 @@ def measure(
     peers, left_out = _build_peers(model, budget - size, threads, progress)
     contenders |= {peer.name: peer for peer in peers}
     embeddings = workload.sequence_embeddings
+    exact = index.search(embeddings[:users], 10, method="pqtopk").ids
     with registry.one_thread():
-        affordable = {
-            name: max(_FEWEST, int(_SECONDS / _seconds(contender.search, embeddings)))
-            for name, contender in contenders.items()
-        }
+        seconds, not_tried = _sweep(contenders, embeddings, exact[:_TRIED], progress)
+        contenders = {name: contenders[name] for name in seconds}
+        affordable = {name: max(_FEWEST, int(_SECONDS / each)) for name, each in seconds.items()}
         timed = interleaved(
             {name: contender.search for name, contender in contenders.items()},
             embeddings[:queries], 10, seed=seed, limits=affordable, progress=progress,
         )  # fmt: skip
-        exact = index.search(embeddings[:users], 10, method="pqtopk").ids
         entries = []
         for name, contender in contenders.items():
             progress(f"recall@10 of {name}")
@@ -145,6 +150,7 @@ def measure(
         "build_threads": threads,
         "budget_bytes": budget,
         "peers": entries,
+        "not_tried": not_tried,
         "left_out": left_out,
     }
 
@@ -193,10 +199,40 @@ def _build_peers(
     return built, left_out
 
 
+def _sweep(
+    contenders: Mapping[str, _Contender],
+    embeddings: Float32Array,
+    exact: Int64Array,
+    progress: Progress,
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Return about how long each search takes, and how many settings of a family need no trying.
+
+    Settings of a family go from the quickest to the most thorough: after one that finds enough, or
+    is slower than an exact search, the others could only be slower still.
+    """
+    seconds: dict[str, float] = {}
+    not_tried: dict[str, int] = {}
+    for name, contender in sorted(contenders.items(), key=lambda entry: not entry[1].exact):
+        if contender.family in not_tried:
+            not_tried[contender.family] += 1
+            continue
+        progress(f"trying {name}")
+        seconds[name] = _seconds(contender.search, embeddings)
+        if contender.exact:
+            continue
+        ids = np.array([contender.search(query, 10)[0] for query in embeddings[: len(exact)]])
+        too_slow = _YARDSTICK in seconds and seconds[name] > seconds[_YARDSTICK]
+        if too_slow or recall(ids, exact) >= _ENOUGH:
+            not_tried[contender.family] = 0
+    return seconds, {family: count for family, count in not_tried.items() if count}
+
+
 def _seconds(search: Search, embeddings: Float32Array) -> float:
-    """Return about how long a search takes, once it is warm."""
+    """Return about how long a search takes, once it is warm; no hiccup makes it look slow."""
     search(embeddings[0], 10)
-    begun = time.perf_counter()
-    for query in embeddings[1:4]:
+    seconds = []
+    for query in embeddings[1:6]:
+        begun = time.perf_counter()
         search(query, 10)
-    return (time.perf_counter() - begun) / 3
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds))

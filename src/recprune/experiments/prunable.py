@@ -12,7 +12,7 @@ import numpy as np
 
 from recprune.evaluate import RankedUsers, compare, user_values
 from recprune.experiments.charts import scatter
-from recprune.experiments.experiment import Part, Plan
+from recprune.experiments.experiment import Need, Part, Plan
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Table, Text
 from recprune.experiments.timing import Search, Timed, index_search, interleaved
@@ -36,6 +36,7 @@ class Prunable:
 
     name = "prunable"
     title = "Beyond the paper: models trained to be pruned"
+    needs: frozenset[Need] = frozenset({"workloads", "variants"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each log with such models and one to compare them with."""
@@ -75,9 +76,9 @@ class Prunable:
                 "efficient? Tried here: an additional loss, whose weight stands behind its name. "
                 "`agreement` punishes a target whose sub-items are not the best of their splits; "
                 "`concentration` punishes sub-item scores that crowd below the best of their "
-                "split. Slack is how far the score of the 10th best item is below the sum of the "
-                "best sub-item scores of all splits, as a share of what an average item is below "
-                "it: pruning has to look at whatever lies between. Every model was trained once: "
+                "split. Slack ÷ reach, the same as under pruning difficulty, is how far the score "
+                "of the 10th best item is below the sum of the best sub-item scores of all splits, "
+                "as a share of what an average item is below it. Every model was trained once: "
                 "intervals are over users, and do not cover what another seed of the training "
                 "would change."
             )
@@ -261,10 +262,10 @@ def _blocks(figures: Json) -> list[Block]:
             "about the same number of items: a median could only be a whole number of steps.",
         ),
         Table(
-            ("model", "slack", *(f"`{method}`, ms" for method in models[0]["methods"])),
+            ("model", "slack ÷ reach", *(f"`{method}`, ms" for method in models[0]["methods"])),
             tuple(_time_row(entry) for entry in models),
             "Medians over the same queries, all models and methods in one interleaved run, one "
-            "thread, K = 10.",
+            f"thread, K = 10. {_slack_in_words(models)}",
         ),
         Picture(
             f"prunable-{log}",
@@ -277,6 +278,22 @@ def _blocks(figures: Json) -> list[Block]:
             "Up and to the left is better. The numbers are the weights of the additional loss.",
         ),
     ]  # fmt: skip
+
+
+def _slack_in_words(models: Sequence[Json]) -> str:
+    """Say whether the model with the most slack is the one with the most work."""
+
+    def share(entry: Json) -> float:
+        return float(entry["work"]["recjpqprune"]["mean_share"])
+
+    widest = max(models, key=lambda entry: float(entry["relative_slack"]))
+    if share(widest) < share(models[0]):
+        return (
+            f"Slack ÷ reach does not tell the work of one model from that of another: "
+            f"{_model(widest)} has the largest, and `recjpqprune` scores less with it than with "
+            "the base."
+        )
+    return ""
 
 
 def _quality_row(entry: Json) -> tuple[str, ...]:
@@ -340,10 +357,13 @@ def _verdict(figures: Json) -> str:
         f"These are {comparisons} comparisons at 95 % each, not corrected for their number: about "
         f"{_CHANCE * comparisons:.1f} of them would show less work if nothing differed."
     )
-    return " ".join((*(_answer(base, variants, method) for method in base["work"]), chance))
+    return " ".join((*(answer(figures, method) for method in base["work"]), chance))
 
 
-def _answer(base: Json, variants: Sequence[Json], method: str) -> str:
+def answer(figures: Json, method: str) -> str:
+    """Say for how many variants a method has less work, and whether these are as good."""
+    base, *variants = figures["models"]
+
     def share(entry: Json) -> float:
         return float(entry["work"][method]["mean_share"])
 

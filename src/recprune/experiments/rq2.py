@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from recprune.experiments.charts import lines
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Need, Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Table, Text
-from recprune.experiments.timing import Search, Timed, index_search, interleaved
+from recprune.experiments.timing import (
+    COMPARED,
+    Answer,
+    Search,
+    Timed,
+    agreement,
+    agreement_in_words,
+    index_search,
+    interleaved,
+    milliseconds,
+)
 from recprune.experiments.workload import Workload
 from recprune.index import Index
 from recprune.methods import NATIVE_NUMBERS, Cells
-from recprune.types import Float32Array, InputError, Int64Array, Json, Progress
+from recprune.types import Float32Array, InputError, Json, Progress
 
 _METHODS = ("auto", "scan", "recjpqprune", "pqtopk")
 _CUTOFFS = tuple(2**power for power in range(13))  # 1 … 4,096
@@ -28,6 +36,7 @@ class RQ2:
 
     name = "rq2"
     title = "RQ2: ranking cutoff"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each model."""
@@ -38,6 +47,7 @@ class RQ2:
         cutoffs = _QUICK_CUTOFFS if plan.quick else _CUTOFFS
         settings = {
             "workload": workload.checksum(), "queries": queries, "cutoffs": list(cutoffs),
+            "compared": COMPARED,
             "seed": plan.seed,
         }  # fmt: skip
         return Part(
@@ -80,14 +90,12 @@ def measure(
         {f"{method} {k}": _search_at(index, method, k) for method in methods for k in possible},
         queries, 0, seed=seed, block=32, progress=progress,
     )  # fmt: skip
-    entries: Json = {}
-    for method in methods:
-        entries[method] = []
-        for k in possible:
-            found = timed[f"{method} {k}"]
-            if not np.array_equal(found.ids, timed[f"pqtopk {k}"].ids):
-                raise AssertionError(f"{method} disagrees with pqtopk at K = {k}: this is a bug")
-            entries[method].append({"k": k, **found.summary()})
+    for k in possible:
+        agreed = agreement({method: timed[f"{method} {k}"] for method in methods})
+    entries: Json = {
+        method: [{"k": k, **timed[f"{method} {k}"].summary()} for k in possible]
+        for method in methods
+    }
     for entry in entries["auto"]:
         entry["by_cells"] = _share_by_cells(timed[f"auto {entry['k']}"])
     return {
@@ -96,6 +104,7 @@ def measure(
         "items": index.num_items,
         "instruction_set": index.describe()["instruction_set"],
         "methods": entries,
+        "agreed": agreed,
         "left_out": left_out,
     }
 
@@ -104,7 +113,7 @@ def _search_at(index: Index, method: str, cutoff: int) -> Search:
     """Return a search with a K of its own."""
     search = index_search(index, method)
 
-    def at_cutoff(query: Float32Array, _: int) -> tuple[Int64Array, Int64Array | None]:
+    def at_cutoff(query: Float32Array, _: int) -> Answer:
         return search(query, cutoff)
 
     return at_cutoff
@@ -132,7 +141,7 @@ def _blocks(record: Record) -> list[Block]:
     rows = []
     for at, first in enumerate(methods["auto"]):
         times = [
-            f"{_milliseconds(entries[at]['p50_us'])} / {_milliseconds(entries[at]['p95_us'])}"
+            f"{_time(entries[at], 'p50_us')} / {_time(entries[at], 'p95_us') or '–'}"
             for entries in methods.values()
         ]
         scored = (
@@ -145,7 +154,8 @@ def _blocks(record: Record) -> list[Block]:
     return [
         Text(
             f"**{figures['log']}, {model}**: {figures['items']:,} items; {record.machine['cpu']}, "
-            f"{figures['instruction_set']}. {_growth(methods)} {_verdict(methods)}"
+            f"{figures['instruction_set']}. {_growth(methods)} {_verdict(methods)} "
+            f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(
             f"rq2-{record.part}", picture,
@@ -156,16 +166,17 @@ def _blocks(record: Record) -> list[Block]:
         Table(
             ("K", *methods, "scored", "by cells"),
             tuple(rows),
+            f"{methods['auto'][0]['queries']:,} queries for every method and K. "
             "Scored: the share of the items by `recjpqprune`. By cells: the share of the searches "
             "for which `auto` took them. " + (f"Left out: {left_out}" if left_out else ""),
         ),
     ]  # fmt: skip
 
 
-def _milliseconds(microseconds: float) -> str:
+def _time(entry: Json, name: str) -> str:
     """Write a time with three digits or so."""
-    time = microseconds / 1e3
-    return f"{time:,.{3 if time < 1 else 2 if time < 10 else 1}f}"
+    time = entry[name] / 1e3
+    return milliseconds(entry, name, 3 if time < 1 else 2 if time < 10 else 1)
 
 
 def _growth(methods: Json) -> str:

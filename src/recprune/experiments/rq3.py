@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recprune.experiments.charts import Panel, two_panels
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Need, Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Table, Text
-from recprune.experiments.timing import index_search, interleaved
+from recprune.experiments.timing import (
+    COMPARED,
+    agreement,
+    agreement_in_words,
+    index_search,
+    interleaved,
+    milliseconds,
+)
 from recprune.experiments.workload import Workload
 from recprune.methods import RecJPQPrune
 from recprune.types import Json, Progress
@@ -25,6 +32,7 @@ class RQ3:
 
     name = "rq3"
     title = "RQ3: sub-items per step"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each model."""
@@ -35,6 +43,7 @@ class RQ3:
         sizes = _QUICK_STEPS if plan.quick else _STEPS
         settings = {
             "workload": workload.checksum(), "queries": queries, "sub_items_per_step": list(sizes),
+            "compared": COMPARED,
             "seed": plan.seed,
         }  # fmt: skip
         return Part(
@@ -79,6 +88,7 @@ def measure(
             {"sub_items_per_step": size, **timed[f"{size}"].summary()} for size in possible
         ],
         "references": {name: timed[name].summary() for name in _REFERENCES},
+        "agreed": agreement(timed),
     }  # fmt: skip
 
 
@@ -99,8 +109,8 @@ def _blocks(record: Record) -> list[Block]:
     best = min(entry["p50_us"] for entry in entries)
     rows = [
         (
-            f"{entry['sub_items_per_step']}", f"{entry['p50_us'] / 1e3:,.3f}",
-            f"{entry['p95_us'] / 1e3:,.3f}", f"{entry['p50_us'] / best:.2f} ×",
+            f"{entry['sub_items_per_step']}", milliseconds(entry, "p50_us"),
+            milliseconds(entry, "p95_us"), f"{entry['p50_us'] / best:.2f} ×",
             f"{share / 100:.1%}", f"{entry['steps']:,.0f}",
         )
         for entry, share in zip(entries, scored, strict=True)
@@ -108,7 +118,8 @@ def _blocks(record: Record) -> list[Block]:
     return [
         Text(
             f"**{figures['log']}, {model}**: {items:,} items; {record.machine['cpu']}, "
-            f"{figures['instruction_set']}. {_best_in_words(entries, figures['references'])}"
+            f"{figures['instruction_set']}. {_best_in_words(entries, figures['references'])} "
+            f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(
             f"rq3-{record.part}", picture,
@@ -118,7 +129,9 @@ def _blocks(record: Record) -> list[Block]:
             "`pqtopk`, which have no such setting, as references.",
         ),
         Table(
-            ("sub-items per step", "median ms", "p95 ms", "÷ best", "scored", "steps"), tuple(rows)
+            ("sub-items per step", "median ms", "p95 ms", "÷ best", "scored", "steps"),
+            tuple(rows),
+            f"{entries[0]['queries']:,} queries for every setting.",
         ),
     ]  # fmt: skip
 

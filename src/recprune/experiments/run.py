@@ -6,17 +6,20 @@ import difflib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from recprune.experiments.experiment import Experiment, Part, Plan, in_paper_order
+from recprune.experiments.introduction import introduction
 from recprune.experiments.record import Record, load_record, records_of, save_record
 from recprune.experiments.registry import EXPERIMENTS
-from recprune.experiments.report import Section, Table, write_html, write_markdown
+from recprune.experiments.report import Section, Table, Text, write_html, write_markdown
 from recprune.machine import machine
-from recprune.types import InputError, Progress, StorageError
+from recprune.storage import writing_file
+from recprune.types import InputError, Progress, StorageError, no_progress
 
+_PARTS = "parts.txt"  # lies among the records, and names all that there should be
 TITLE = "Results: the paper reproduced, and what came after"
 
 
@@ -31,6 +34,7 @@ class Outcome:
 
     run: int
     kept: int  # were there already
+    of_others: int  # of these, by other sources than those that run now
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
@@ -47,11 +51,21 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def run_experiments(
-    experiments: Sequence[Experiment], plan: Plan, records: Path, progress: Progress
+    experiments: Sequence[Experiment],
+    plan: Plan,
+    records: Path,
+    progress: Progress,
+    tell: Progress = no_progress,
 ) -> Outcome:
-    """Run every part that has no record yet; those recorded with the same settings are kept."""
+    """Run every part that has no record yet; those recorded with the same settings are kept.
+
+    `progress` hears of every step, `tell` of every part that is done.
+    """
     work = [(experiment, part) for experiment in experiments for part in experiment.parts(plan)]
-    left = [entry for entry in work if not _is_recorded(records, *entry)]
+    _plan_parts(records, experiments, [_file_name(*entry) for entry in work])
+    kept = [record for entry in work if (record := _recorded(records, *entry)) is not None]
+    done = {record.file_name for record in kept}
+    left = [entry for entry in work if _file_name(*entry) not in done]
     measured_on = machine()  # the sources that were loaded: those on disk may change meanwhile
     begun = time.monotonic()
     minutes_done, minutes_left = 0.0, sum(part.minutes for _, part in left)
@@ -60,13 +74,37 @@ def run_experiments(
         # Before anything is done, by what it took on a machine with two cores.
         each = (time.monotonic() - begun) / minutes_done if minutes_done else 60.0
         where += f", about {each * minutes_left / 60:.0f} min to go"
+        started = time.monotonic()
         figures = part.run(partial(_show, progress, where))
         # What else runs on a machine shows in every time.
         here = measured_on | {"load": round(os.getloadavg()[0], 1)}
         save_record(records, Record(experiment.name, part.name, part.settings, here, figures))
         minutes_done += part.minutes
         minutes_left -= part.minutes
-    return Outcome(len(left), len(work) - len(left))
+        to_go = (time.monotonic() - begun) / minutes_done * minutes_left / 60
+        tell(
+            f"{experiment.name} {part.name}: {time.monotonic() - started:.0f} s, "
+            f"{number} of {len(left)}, about {to_go:.0f} min to go"
+        )
+    others = [record for record in kept if record.machine.get("commit") != measured_on["commit"]]
+    return Outcome(len(left), len(kept), len(others))
+
+
+def missing_records(records: Path) -> list[str]:
+    """Return the files that a run meant to write and has not: it was interrupted."""
+    planned = records / _PARTS
+    names = planned.read_text(encoding="utf-8").splitlines() if planned.exists() else []
+    return [name for name in names if not (records / name).exists()]
+
+
+def _plan_parts(records: Path, experiments: Sequence[Experiment], names: Sequence[str]) -> None:
+    """Note what these experiments will write, beside what others were to write."""
+    path, own = records / _PARTS, {experiment.name for experiment in experiments}
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    others = [name for name in before if name.partition(".")[0] not in own]
+    records.mkdir(parents=True, exist_ok=True)
+    with writing_file(path) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in (*others, *names)), encoding="utf-8")
 
 
 def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures: Path) -> None:
@@ -83,6 +121,7 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
         for experiment in EXPERIMENTS
         if (own := records_of(ordered, experiment.name))
     ]
+    sections.insert(0, introduction(ordered))  # last made: by now all records are known to be whole
     sections.append(_machines(records))
     write_markdown(TITLE, sections, markdown, pictures)
     write_html(TITLE, sections, html)
@@ -90,12 +129,27 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
 
 def _section(experiment: Experiment, records: Sequence[Record]) -> Section:
     try:
-        return experiment.section(records)
+        section = experiment.section(records)
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"the records of {experiment.name} are not as this version writes them "
             f"({type(error).__name__}: {error}): remove them, and they are measured again"
         ) from None
+    mixed = _several_machines(records)
+    return replace(section, blocks=(*section.blocks, Text(mixed))) if mixed else section
+
+
+def _several_machines(records: Sequence[Record]) -> str:
+    """Say which parts were measured on which machine, if these are several."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        here = record.machine
+        name = f"{here.get('cpu')} ({here.get('cores')} cores, {here.get('memory_gigabytes')} GB)"
+        found.setdefault(name, []).append(record.part)
+    if len(found) < 2:
+        return ""
+    each = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in found.items())
+    return f"**Of more than one machine**, so times compare within one only. {each}."
 
 
 def _machines(records: Sequence[Record]) -> Section:
@@ -128,6 +182,14 @@ def _show(progress: Progress, where: str, step: str) -> None:
     progress(f"{where}): {step}")
 
 
-def _is_recorded(records: Path, experiment: Experiment, part: Part) -> bool:
-    path = records / f"{experiment.name}.{part.name}.json"
-    return path.exists() and load_record(path).settings == part.settings
+def _recorded(records: Path, experiment: Experiment, part: Part) -> Record | None:
+    """Return the record of a part, if there is one with the same settings."""
+    path = records / _file_name(experiment, part)
+    if not path.exists():
+        return None
+    record = load_record(path)
+    return record if record.settings == part.settings else None
+
+
+def _file_name(experiment: Experiment, part: Part) -> str:
+    return f"{experiment.name}.{part.name}.json"

@@ -14,11 +14,21 @@ import numpy as np
 
 from recprune.experiments.chart_style import Points
 from recprune.experiments.charts import lines
-from recprune.experiments.experiment import Part, Plan
+from recprune.experiments.experiment import Need, Part, Plan
 from recprune.experiments.record import Record
 from recprune.experiments.report import Picture, Section, Table, Text
-from recprune.experiments.timing import Search, index_search, interleaved, peer_search
+from recprune.experiments.timing import (
+    COMPARED,
+    Search,
+    agreement,
+    agreement_in_words,
+    index_search,
+    interleaved,
+    milliseconds,
+    peer_search,
+)
 from recprune.index import Index
+from recprune.methods import Default, Method
 from recprune.peers import registry
 from recprune.peers.peer import CodesAndVectors
 from recprune.types import CodeArray, Float32Array, Json, Progress
@@ -29,14 +39,21 @@ _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
 _PEERS = ("faiss_pq", "torch_pqtopk")
 _SLOW = {"pqtopk", "recjpqprune", "default", *_PEERS}
+_SECONDS = 600.0  # that the queries of one method may take
 _HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are told apart
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
 
 
 def measure(
-    num_items: int, num_splits: int, queries: int, memory: int, seed: int, progress: Progress
+    num_items: int,
+    num_splits: int,
+    queries: int,
+    memory: int,
+    seed: int,
+    progress: Progress,
+    seconds: float = _SECONDS,
 ) -> Json:
-    """Time every method that fits into memory on random codes."""
+    """Time every method that fits into memory, and into `seconds`, on random codes."""
     progress("drawing random codes")
     codes, embeddings, users = random_model(num_items, num_splits, queries, seed)
     progress("building the index")
@@ -47,11 +64,15 @@ def measure(
     described = index.describe()
     searches: dict[str, Search] = {}
     left_out: dict[str, str] = {}
-    for method in _METHODS:
-        if method == "default" and 4 * num_items * _WIDTH > min(memory // 4, 4 << 30):
-            left_out[method] = f"needs {4 * num_items * _WIDTH / 1e9:,.0f} GB of item vectors"
-            continue
-        searches[method] = index_search(index, method)
+    dense_bytes = 4 * num_items * _WIDTH
+    for name in _METHODS:
+        method: str | Method = name
+        if name == "default":
+            if dense_bytes > memory // 2:
+                left_out[name] = f"needs {dense_bytes / 1e9:,.0f} GB of item vectors"
+                continue
+            method = Default(max_bytes=dense_bytes)
+        searches[name] = index_search(index, method)
     model = CodesAndVectors(codes, embeddings)
     for family in _PEERS:
         progress(f"building {family}")
@@ -62,6 +83,15 @@ def measure(
             left_out[family] = reason
     slow = max(3, queries // (10 if num_items >= 10_000_000 else 2))
     with registry.one_thread():
+        for name in [name for name in searches if name in _SLOW]:
+            progress(f"trying {name}")
+            each = _seconds(searches[name], users[0])
+            if each * slow > seconds:
+                del searches[name]
+                left_out[name] = (
+                    f"a query takes {each:,.1f} s, so that {slow} would take longer than "
+                    f"{seconds / 60:,.0f} minutes"
+                )
         timed = interleaved(
             searches, users, 10, seed=seed, block=max(5, queries // 10),
             limits={name: slow for name in searches if name in _SLOW}, progress=progress,
@@ -75,8 +105,17 @@ def measure(
         "build_seconds": build_seconds,
         "build_threads": threads,
         "methods": {name: found.summary() for name, found in timed.items()},
+        "agreed": agreement({name: timed[name] for name in _METHODS if name in timed}),
         "left_out": left_out,
     }
+
+
+def _seconds(search: Search, query: Float32Array) -> float:
+    """Return about how long a search takes, without what it builds on first use."""
+    search(query, 10)
+    begun = time.perf_counter()
+    search(query, 10)
+    return time.perf_counter() - begun
 
 
 def random_model(
@@ -97,6 +136,7 @@ class Scaling:
 
     name = "scaling"
     title = "Scaling: time against the number of items"
+    needs: frozenset[Need] = frozenset()
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each size that fits into memory."""
@@ -106,7 +146,7 @@ class Scaling:
 
     def _part(self, plan: Plan, size: int) -> Part:
         queries = plan.sized(min(200, max(30, 2 * 10**9 // size)), 10)
-        settings = {"items": size, "splits": 8, "queries": queries, "seed": plan.seed}
+        settings = _settings(plan, size, 8, queries)
         return Part(
             f"{size}",
             settings,
@@ -125,7 +165,8 @@ class Scaling:
                 Text(
                     "Random codes, M = 8, B = 256, d = 512, K = 10, one thread, S included. "
                     f"{_gain(ordered)} Published for PQTopK at 100 M items: {_PUBLISHED_MS:,} ms "
-                    "(Petrov, Macdonald and Tonellotto, RecSys 2024; TensorFlow on 16 cores)."
+                    "(Petrov, Macdonald and Tonellotto, RecSys 2024; TensorFlow on 16 cores). "
+                    f"{_agreed(ordered, 'items')}"
                 ),
                 Picture(
                     "scaling", picture,
@@ -143,6 +184,7 @@ class Splits:
 
     name = "splits"
     title = "Splits: longer codes"
+    needs: frozenset[Need] = frozenset()
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each number of splits."""
@@ -151,7 +193,7 @@ class Splits:
 
     def _part(self, plan: Plan, size: int, splits: int) -> Part:
         queries = plan.sized(200, 10)
-        settings = {"items": size, "splits": splits, "queries": queries, "seed": plan.seed}
+        settings = _settings(plan, size, splits, queries)
         return Part(
             f"{splits}",
             settings,
@@ -170,7 +212,7 @@ class Splits:
                 Text(
                     f"{items:,} items with random codes, K = 10, one thread. Cells pair eight "
                     "splits of at most 256 sub-items; with other codes `auto` is the filtered "
-                    "scan, or the plain one."
+                    f"scan, or the plain one. {_agreed(ordered, 'splits')}"
                 ),
                 Picture(
                     "splits", picture,
@@ -181,6 +223,13 @@ class Splits:
                 _table(ordered, "splits", "splits"),
             ),
         )  # fmt: skip
+
+
+def _settings(plan: Plan, size: int, splits: int, queries: int) -> Json:
+    return {
+        "items": size, "splits": splits, "queries": queries, "seed": plan.seed,
+        "compared": COMPARED, "seconds": _SECONDS,
+    }  # fmt: skip
 
 
 def _by_machine(records: Sequence[Record]) -> list[list[Record]]:
@@ -227,6 +276,15 @@ def _gain(records: Sequence[Record]) -> str:
     return f"The time of `scan`, which reads every code, is {' and '.join(sentences)}."
 
 
+def _agreed(records: Sequence[Record], over: str) -> str:
+    """Say at which sizes methods agreed, and on how many queries."""
+    return " ".join(
+        f"{record.figures[over]:,} {over}: {words}"
+        for record in records
+        if (words := agreement_in_words(record.figures.get("agreed")))
+    )
+
+
 def _series(records: Sequence[Record], over: str) -> dict[str, Points]:
     series: dict[str, tuple[list[float], list[float]]] = {}
     for record in records:
@@ -244,8 +302,9 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         fastest = figures["methods"]["auto"]["p50_us"]
         for name, entry in figures["methods"].items():
             rows.append((
-                f"{figures[over]:,}", name, f"{entry['p50_us'] / 1000:,.3f}",
-                f"{entry['p95_us'] / 1000:,.3f}", f"{entry['p50_us'] / fastest:,.1f} ×",
+                f"{figures[over]:,}", name, f"{entry['queries']:,}",
+                milliseconds(entry, "p50_us"), milliseconds(entry, "p95_us"),
+                f"{entry['p50_us'] / fastest:,.1f} ×",
                 _share(entry.get("items_touched"), figures["items"]),
                 _share(entry.get("items_scored"), figures["items"]),
             ))  # fmt: skip
@@ -253,12 +312,15 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
             f"{figures[over]:,} {header}, {figures['bytes_per_item']:.1f} bytes an item in "
             f"{figures['build_seconds']:,.1f} s by {figures['build_threads']} threads"
         )
-        for name, reason in figures["left_out"].items():
-            notes.append(f"{figures[over]:,} {header}, {name}: {reason}.")
+        for name in (*_METHODS, *_PEERS):
+            if name not in figures["methods"]:
+                reason = figures["left_out"].get(name, "not run, and no reason was recorded")
+                notes.append(f"{figures[over]:,} {header}, {name}: {reason}.")
     return Table(
-        (header, "method", "median ms", "p95 ms", "÷ auto", "looked at", "scored"),
+        (header, "method", "queries", "median ms", "p95 ms", "÷ auto", "looked at", "scored"),
         tuple(rows),
-        "Looked at: items that went through a filter, scored or not. Index built: "
+        "Percentiles that rest on too few queries are left blank. Looked at: items that went "
+        "through a filter, scored or not. Index built: "
         f"{'; '.join(built)}. " + ("Left out: " + " ".join(notes) if notes else ""),
     )  # fmt: skip
 

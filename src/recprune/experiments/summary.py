@@ -49,12 +49,25 @@ def summary(records: Sequence[Record]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def check_place(path: Path) -> None:
+    """Refuse a Markdown file that cannot be read, or has no place for the table."""
+    _parts(path)
+
+
 def put_summary(path: Path, records: Sequence[Record]) -> None:
     """Write the table into a Markdown file, between its two marks."""
-    text = path.read_text(encoding="utf-8")
+    before, after = _parts(path)
+    with writing_file(path) as temporary:
+        temporary.write_text(before + summary(records) + after, encoding="utf-8")
+
+
+def _parts(path: Path) -> tuple[str, str]:
+    """Return what stands before and after the table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     begin, end = text.find(_BEGIN), text.find(_END)
     if begin < 0 or end < begin:
         raise InputError(f"{path}: has no place for the results, {_BEGIN.strip()} … {_END.strip()}")
-    with writing_file(path) as temporary:
-        content = text[: begin + len(_BEGIN)] + summary(records) + text[end:]
-        temporary.write_text(content, encoding="utf-8")
+    return text[: begin + len(_BEGIN)], text[end:]

@@ -20,12 +20,17 @@ from recprune.types import (
     Int64Array,
     Json,
     Progress,
+    RecpruneError,
     needs_extra,
     no_progress,
 )
 
-# A sequence embedding [d] and k → the ids [k], and what the search says about itself, if it does.
-Search: TypeAlias = Callable[[Float32Array, int], tuple[Int64Array, NDArray[Any] | None]]
+# The ids [k], their scores [k] and the native record: peers tell the ids alone.
+Answer: TypeAlias = tuple[Int64Array, Float32Array | None, NDArray[Any] | None]
+Search: TypeAlias = Callable[[Float32Array, int], Answer]  # of a sequence embedding [d], and k
+COMPARED = "ids and score bits"  # by `agreement`: part of the settings of what says so
+# Of how many queries a percentile means something: five must lie beyond it.
+_LEAST = {"p50_us": 1, "p95_us": 100, "p99_us": 500}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,7 @@ class Timed:
     microseconds: Float64Array
     numbers: Int64Array  # of the queries that it met
     ids: Int64Array  # [queries, k]
+    scores: Float32Array | None  # [queries, k], of our own methods
     records: NDArray[Any] | None  # of the native core, one for each query
 
     def summary(self) -> Json:
@@ -53,19 +59,54 @@ class Timed:
         return figures
 
 
+def milliseconds(entry: Json, name: str, digits: int = 3) -> str:
+    """Write a percentile of a summary for a table; nothing where too few queries tell it."""
+    if entry["queries"] < _LEAST[name]:
+        return ""
+    return f"{entry[name] / 1000:,.{digits}f}"
+
+
+def agreement(timed: Mapping[str, Timed]) -> Json:
+    """Return on how many queries each of our methods gave the ids and score bits of the first.
+
+    The first must have met all queries. A difference is a bug, and ends the experiment.
+    """
+    (first, reference), *_ = timed.items()
+    for name, found in timed.items():
+        if found.scores is None or reference.scores is None:
+            raise AssertionError("searches of an index have scores")
+        same_ids = np.array_equal(found.ids, reference.ids[found.numbers])
+        bits, expected = (array.view(np.uint32) for array in (found.scores, reference.scores))
+        if not same_ids or not np.array_equal(bits, expected[found.numbers]):
+            raise RecpruneError(f"{name} and {first} differ in their answers: this is a bug")
+    return {name: len(found.numbers) for name, found in timed.items()}
+
+
+def agreement_in_words(agreed: Json | None) -> str:
+    """Say on how many queries methods agreed; nothing of records that do not tell."""
+    if not agreed:
+        return ""
+    most = max(agreed.values())
+    fewer = [f"`{name}` met {count:,}" for name, count in agreed.items() if count < most]
+    return (
+        f"All {len(agreed)} ways to search gave the same items and the same bits of their scores, "
+        f"on every one of {most:,} queries" + (f" ({', '.join(fewer)} of them)." if fewer else ".")
+    )
+
+
 def index_search(index: Index, method: str | Method) -> Search:
     """Return the search of an index by one method, as it is timed: a whole call from Python."""
 
-    def search(query: Float32Array, k: int) -> tuple[Int64Array, NDArray[Any]]:
+    def search(query: Float32Array, k: int) -> Answer:
         found = index.search(query, k, method=method)
-        return found.ids, found.stats.raw
+        return found.ids, found.scores, found.stats.raw
 
     return search
 
 
 def peer_search(peer: Peer) -> Search:
     """Return the search of a peer."""
-    return lambda query, k: (peer.search(query, k), None)
+    return lambda query, k: (peer.search(query, k), None, None)
 
 
 def interleaved(
@@ -91,6 +132,7 @@ def interleaved(
     numbers: dict[str, list[int]] = {name: [] for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     ids: dict[str, list[Int64Array]] = {name: [] for name in names}
+    scores: dict[str, list[Float32Array]] = {name: [] for name in names}
     raw: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     blocks = range(0, len(queries), block)
     with threadpool_limits(1):
@@ -104,10 +146,12 @@ def interleaved(
                 search(queries[start - 1], k)  # caches, and what is built on first use
                 for number in range(start, min(start + share, len(queries))):
                     begun = time.perf_counter()
-                    found, record = search(queries[number], k)
+                    found, scored, record = search(queries[number], k)
                     seconds[name].append(time.perf_counter() - begun)
                     numbers[name].append(number)
                     ids[name].append(found)
+                    if scored is not None:
+                        scores[name].append(scored)
                     if record is not None:
                         raw[name].append(record)
     return {
@@ -115,6 +159,7 @@ def interleaved(
             1e6 * np.array(seconds[name]),
             np.array(numbers[name]),
             np.array(ids[name]),
+            np.array(scores[name]) if scores[name] else None,
             np.concatenate(raw[name]).view(RECORD)[:, 0] if raw[name] else None,
         )
         for name in names

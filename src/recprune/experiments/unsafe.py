@@ -9,14 +9,14 @@ import numpy as np
 
 from recprune.evaluate import RankedUsers, user_values
 from recprune.experiments.charts import Panel, lines, two_panels
-from recprune.experiments.experiment import Part, Plan, model_name
+from recprune.experiments.experiment import Need, Part, Plan, model_name
 from recprune.experiments.record import Record
 from recprune.experiments.report import Block, Picture, Section, Table, Text
 from recprune.experiments.timing import Search, index_search, interleaved
 from recprune.experiments.workload import Workload
 from recprune.methods import Auto, Method, RecJPQPrune
-from recprune.results import TopK
-from recprune.types import Int32Array, Int64Array, Json, Progress
+from recprune.resampling import bootstrap_mean
+from recprune.types import Float64Array, Int32Array, Int64Array, Json, Progress
 
 _EXACT = "exact"
 _KINDS: dict[str, Callable[[type[Auto] | type[RecJPQPrune], float], Method]] = {
@@ -45,7 +45,6 @@ _QUICK_GRID: Grid = {
 }
 _KEPT = 0.99  # of exact NDCG@10
 _GAIN = 1.05  # times as fast: less than that is no gain
-_CHOOSING, _REPORTED = 0, 1  # halves of the users: what is chosen on one is told of the other
 _METRIC = "NDCG@10"
 
 
@@ -54,6 +53,7 @@ class Unsafe:
 
     name = "unsafe"
     title = "Unsafe settings: stopping before it is proven"
+    needs: frozenset[Need] = frozenset({"workloads"})
 
     def parts(self, plan: Plan) -> list[Part]:
         """One for each model."""
@@ -64,7 +64,7 @@ class Unsafe:
         users = plan.sized(len(workload.targets), 100)
         grid = _QUICK_GRID if plan.quick else FULL_GRID
         settings = {
-            "workload": workload.checksum(), "queries": queries, "users": users, "halves": 2,
+            "workload": workload.checksum(), "queries": queries, "users": users, "kept": _KEPT,
             "grid": grid, "seed": plan.seed,
         }  # fmt: skip
         return Part(
@@ -83,10 +83,11 @@ class Unsafe:
                 "search then reports its gap: no missing item scores higher than the K-th found "
                 "plus the gap. Times are medians of one thread, S included. Curves join the values "
                 "of a setting in their order, over all users that are counted below. A setting "
-                f"that keeps {_KEPT:.0%} of NDCG@10 is chosen by one half of these users, and its "
-                f"quality told by the other; less than {_GAIN - 1:.0%} counts as no "
-                "gain of time. NDCG@10 may be above the exact one by chance: it knows one relevant "
-                "item of a user."
+                f"counts as keeping {_KEPT:.0%} of NDCG@10 only if that is more than chance: if "
+                "the lower end of the 95 % interval of what it keeps, by a bootstrap that draws "
+                f"users with both of their values, is at least {_KEPT:.0%}. Less than "
+                f"{_GAIN - 1:.0%} counts as no gain of time. NDCG@10 may be above the exact one by "
+                "chance: it knows one relevant item of a user."
             )
         ]
         for record in records:
@@ -118,47 +119,39 @@ def measure(
     }
     timed = interleaved(searches, users[:num_queries], 10, seed=seed, progress=progress)
     exact = index.search(users, 10, threads=2).ids
-    halves = (slice(0, len(users) // 2), slice(len(users) // 2, len(users)))
     targets = workload.targets[: len(users)]
+    exact_values = _ndcg_of_users(exact, targets)
     entries = []
     for name, kind, value, method in settings:
         progress(f"answers of {name}, {kind}")
         # Against a clock, threads would be in each other's way.
         found = index.search(users, 10, method=method, threads=1 if kind == "deadline_us" else 2)
+        values = _ndcg_of_users(found.ids, targets)
+        gap = float(np.median(np.maximum(found.stats.upper_bound - found.stats.threshold, 0.0)))
         entries.append({
             "method": name, "kind": kind, "value": value,
-            **_quality(found, exact, targets, slice(None)),
-            "halves": [_quality(found, exact, targets, half) for half in halves],
+            "ndcg": float(values.mean()),
+            # At least 0: the setting keeps its share of NDCG@10, and not by chance.
+            "margin_low": bootstrap_mean(values - _KEPT * exact_values).low,
+            "recall": recall(found.ids, exact),
+            "same": float((found.ids == exact).all(1).mean()),
+            "proven": float(found.stats.exact.mean()),
+            "gap": gap if np.isfinite(gap) else None,  # infinite: fewer than K items were found
             **timed[f"{name} {kind} {value}"].summary(),
         })  # fmt: skip
-    hits = (exact == targets[:, None]).any(1)
     return {
         "log": workload.log,
         "model": workload.model,
         "items": index.num_items,
         "users": len(users),
-        "hits": int(hits.sum()),
-        "halves": [
-            {"users": len(hits[half]), "hits": int(hits[half].sum())} for half in halves
-        ],
+        "hits": int((exact == targets[:, None]).any(1).sum()),
         "instruction_set": index.describe()["instruction_set"],
         "entries": entries,
-    }  # fmt: skip
-
-
-def _quality(found: TopK, exact: Int64Array, targets: Int32Array, chosen: slice) -> Json:
-    """Return how good the answers to some of the users are."""
-    ids, stats = found.ids[chosen], found.stats
-    gaps = (stats.upper_bound - stats.threshold)[chosen]
-    gap = float(np.median(np.maximum(gaps, 0.0)))
-    ranked = RankedUsers.of_targets(ids, targets[chosen])
-    return {
-        "ndcg": float(user_values(ranked, [_METRIC])[_METRIC].mean()),
-        "recall": recall(ids, exact[chosen]),
-        "same": float((ids == exact[chosen]).all(1).mean()),
-        "proven": float(stats.exact[chosen].mean()),
-        "gap": gap if np.isfinite(gap) else None,  # infinite: fewer than K items were found
     }
+
+
+def _ndcg_of_users(ids: Int64Array, targets: Int32Array) -> Float64Array:
+    return user_values(RankedUsers.of_targets(ids, targets), [_METRIC])[_METRIC]
 
 
 def recall(found: Int64Array, exact: Int64Array) -> float:
@@ -168,19 +161,45 @@ def recall(found: Int64Array, exact: Int64Array) -> float:
 
 
 def cheapest(entries: Sequence[Json], method: str) -> Json:
-    """Return the fastest entry that keeps NDCG@10 of the half that chooses.
+    """Return the fastest entry of a method that keeps NDCG@10 for sure.
 
     Exact search always does, and is returned unless another is faster by more than noise.
     """
-    own = [entry for entry in entries if entry["method"] == method]
-    exact = _exact(own, method)
-    least = _KEPT * exact["halves"][_CHOOSING]["ndcg"]
-    kept = [
-        entry
-        for entry in own
-        if entry["halves"][_CHOOSING]["ndcg"] >= least and _is_faster(entry, exact)
-    ]
+    exact = _exact(entries, method)
+    kept = [entry for entry in _faster(entries, method) if _keeps(entry, exact)]
     return min(kept, key=lambda entry: float(entry["p50_us"]), default=exact)
+
+
+def has_interval(figures: Json) -> bool:
+    """Whether a record tells what is kept with an interval; those of old do not."""
+    return all("margin_low" in entry for entry in figures["entries"])
+
+
+def gains(figures: Json) -> list[float]:
+    """Return for each method how many times as fast its best sure setting is; 1: there is none."""
+    if not figures["hits"]:
+        return []
+    entries = figures["entries"]
+    return [
+        float(_exact(entries, method)["p50_us"] / cheapest(entries, method)["p50_us"])
+        for method in dict.fromkeys(entry["method"] for entry in entries)
+    ]
+
+
+def _faster(entries: Sequence[Json], method: str) -> list[Json]:
+    exact = _exact(entries, method)
+    return [entry for entry in entries if entry["method"] == method and _is_faster(entry, exact)]
+
+
+def _keeps(entry: Json, exact: Json) -> bool:
+    """Whether NDCG@10 is kept, and not by chance."""
+    if "margin_low" in entry:
+        return bool(entry["margin_low"] >= 0)
+    # Records of old have no interval, but two halves of the users: both must agree.
+    return all(
+        own["ndcg"] >= _KEPT * other["ndcg"]
+        for own, other in zip(entry["halves"], exact["halves"], strict=True)
+    )
 
 
 def _is_faster(entry: Json, other: Json) -> bool:
@@ -191,7 +210,7 @@ def _blocks(record: Record) -> list[Block]:
     figures = record.figures
     entries, model, log = figures["entries"], model_name(figures["model"]), figures["log"]
     methods = list(dict.fromkeys(entry["method"] for entry in entries))
-    verdicts = [_verdict(entries, method) for method in methods] if _has_hits(figures) else []
+    verdicts = [_verdict(figures, method) for method in methods] if figures["hits"] else []
     marks = [
         {
             f"exact {entry['method']}": (entry["p50_us"] / 1e3, scale * entry[what])
@@ -264,39 +283,43 @@ def _exact(entries: Sequence[Json], method: str) -> Json:
     return next(entry for entry in entries if entry["method"] == method and entry["kind"] == _EXACT)
 
 
-def _verdict(entries: Sequence[Json], method: str) -> str:
-    best = cheapest(entries, method)
-    exact = _exact(entries, method)
-    if best is exact:
+def _verdict(figures: Json, method: str) -> str:
+    entries = figures["entries"]
+    best, exact = cheapest(entries, method), _exact(entries, method)
+    if best is not exact:
         return (
-            f"No unsafe setting of `{method}` that keeps {_KEPT:.0%} of NDCG@10 is faster than the "
-            f"exact search by {_GAIN - 1:.0%} or more."
+            f"The fastest setting of `{method}` that keeps {_KEPT:.0%} of NDCG@10 is "
+            f"**{_setting(best)}**: {exact['p50_us'] / best['p50_us']:.2f} × as fast as exact "
+            f"search; it keeps {best['ndcg'] / exact['ndcg']:.1%} of NDCG@10, and finds "
+            f"{best['recall']:.1%} of the exact top 10."
         )
-    told, whole = best["halves"][_REPORTED], exact["halves"][_REPORTED]
+    perhaps = [
+        _setting(entry)
+        for entry in _faster(entries, method)
+        if entry["ndcg"] >= _KEPT * exact["ndcg"]
+    ]
+    if perhaps:
+        return (
+            f"Whether a faster setting of `{method}` keeps {_KEPT:.0%} of NDCG@10 cannot be told "
+            f"with {figures['hits']:,} such users: {', '.join(perhaps)} may, or may by chance."
+        )
     return (
-        f"The fastest setting of `{method}` that keeps {_KEPT:.0%} of NDCG@10 is "
-        f"**{_setting(best)}**: {exact['p50_us'] / best['p50_us']:.2f} × as fast as exact search; "
-        f"on the other half it keeps {told['ndcg'] / whole['ndcg']:.1%} of NDCG@10, and finds "
-        f"{told['recall']:.1%} of the exact top 10."
+        f"No setting of `{method}` that is faster than the exact search by {_GAIN - 1:.0%} or more "
+        f"keeps {_KEPT:.0%} of NDCG@10."
     )
-
-
-def _has_hits(figures: Json) -> bool:
-    return all(half["hits"] for half in figures["halves"])
 
 
 def _basis(figures: Json) -> str:
     """Say how many users NDCG@10 can change with."""
     users = f"of {figures['users']:,} test users"
-    if not _has_hits(figures):
-        return (
-            f"Too few {users} have their item in the exact top 10 ({figures['hits']:,}): there is "
-            "no NDCG@10 to keep."
-        )
-    halves = " and ".join(f"{half['hits']:,}" for half in figures["halves"])
+    if not figures["hits"]:
+        return f"None {users} has their item in the exact top 10: there is no NDCG@10 to keep."
+    basis = f"NDCG@10 rests on {figures['hits']:,} {users}, whose item is in the exact top 10."
+    if has_interval(figures):
+        return basis
     return (
-        f"NDCG@10 rests on {figures['hits']:,} {users}, whose item is in the exact top 10: "
-        f"{halves} of the two halves."
+        f"{basis} This record has no interval: a setting counts as keeping NDCG@10 if it does for "
+        "each of two halves of the users."
     )
 
 
@@ -321,18 +344,20 @@ def _table(entries: Sequence[Json], methods: Sequence[str]) -> Table:
             if kind != _EXACT and chosen is exact:
                 without.append(f"{method}, {kind}")
                 continue
-            told = chosen["halves"][_REPORTED]
             rows.append((
                 method, _setting(chosen), f"{chosen['p50_us'] / 1e3:,.3f}",
-                f"{exact['p50_us'] / chosen['p50_us']:.2f} ×", f"{told['ndcg']:.4f}",
-                f"{told['recall']:.1%}", f"{told['proven']:.1%}",
+                f"{exact['p50_us'] / chosen['p50_us']:.2f} ×", f"{chosen['ndcg']:.4f}",
+                f"{chosen['recall']:.1%}", f"{chosen['proven']:.1%}",
             ))  # fmt: skip
     note = (
-        f"The fastest setting of each kind that keeps {_KEPT:.0%} of NDCG@10 of one half of the "
-        "users; quality is that of the other half."
+        f"The fastest setting of each kind that keeps {_KEPT:.0%} of NDCG@10; times over "
+        f"{entries[0]['queries']:,} queries."
     )
     if without:
-        note += f" None is faster than exact search by {_GAIN - 1:.0%}: {'; '.join(without)}."
+        note += (
+            f" Without one that keeps it for sure and is faster than exact search by "
+            f"{_GAIN - 1:.0%}: {'; '.join(without)}."
+        )
     return Table(
         ("method", "setting", "median ms", "exact ÷ it", "NDCG@10", "top 10 found", "proven exact"),
         tuple(rows),

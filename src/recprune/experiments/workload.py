@@ -62,9 +62,10 @@ class Workload:
             total.update(np.ascontiguousarray(getattr(self, name)).data)
         return total.hexdigest()[:16]
 
-    def ndcg(self, ids: Int64Array) -> float:
-        """Return the mean NDCG@10 of the first users, given the best ten items of each."""
-        ranked = RankedUsers.of_targets(ids[:, :10], self.targets[: len(ids)])
+    def ndcg(self, ids: Int64Array, users: Int64Array | None = None) -> float:
+        """Return the mean NDCG@10, given the best ten items of users, or of the first ones."""
+        targets = self.targets[: len(ids)] if users is None else self.targets[users]
+        ranked = RankedUsers.of_targets(ids[:, :10], targets)
         return float(user_values(ranked, ["NDCG@10"])["NDCG@10"].mean())
 
     def save(self, folder: str | Path) -> None:

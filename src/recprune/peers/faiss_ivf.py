@@ -24,27 +24,32 @@ _TRAINING_ITEMS_PER_LIST = 64
 _ITERATIONS = 10  # of k-means
 
 
-def usual_lists(num_items: int) -> int:
-    """Return FAISS's rule of thumb, four times the square root, as the nearest power of two."""
-    return min(num_items, int(2 ** round(np.log2(4 * num_items**0.5))))
+_PROBES = tuple(4**power for power in range(9))  # 1 … 65,536; more than all lists are all lists
+_MANY, _FEW = 4, 1  # lists, in square roots of the number of items: FAISS's rule is 4 to 16
+
+
+def number_of_lists(num_items: int, roots: int) -> int:
+    """Return so many times the square root of the number of items, as the nearest power of two."""
+    return min(num_items, int(2 ** round(np.log2(roots * num_items**0.5))))
 
 
 @dataclass(frozen=True)
 class FaissIVFFlat:
     """Groups of item vectors, several numbers of groups searched."""
 
-    probes: tuple[int, ...] = (1, 4, 16, 64, 256)
+    probes: tuple[int, ...] = _PROBES
 
+    roots: ClassVar[int] = _MANY
     key: ClassVar[str] = "faiss_ivfflat"
     package: ClassVar[str] = "faiss"
 
     def bytes_needed(self, shape: ModelShape) -> int:
         """The lists, which take up to twice the room while they grow, and vectors for training."""
-        return 2 * self._bytes_used(shape) + _training_bytes(shape)
+        return 2 * self._bytes_used(shape) + _training_bytes(shape, self.roots)
 
     def settings(self, shape: ModelShape) -> str:
         """Say what is built."""
-        return f"item vectors, {_lists_in_words(shape)}"
+        return f"item vectors, {_lists_in_words(shape, self.roots)}"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
         """Take any model."""
@@ -55,7 +60,7 @@ class FaissIVFFlat:
         faiss, width = import_faiss(), model.shape.width
 
         def build() -> Any:
-            centroids = _train(model, threads)
+            centroids = _train(model, self.roots, threads)
             index = faiss.IndexIVFFlat(
                 _by_inner_product(centroids), width, len(centroids), faiss.METRIC_INNER_PRODUCT
             )
@@ -66,25 +71,26 @@ class FaissIVFFlat:
         return _peers("FAISS IVF-Flat", index, self.probes, self._bytes_used(model.shape), seconds)
 
     def _bytes_used(self, shape: ModelShape) -> int:
-        return shape.vector_bytes + 8 * shape.num_items + _centroid_bytes(shape)
+        return shape.vector_bytes + 8 * shape.num_items + _centroid_bytes(shape, self.roots)
 
 
 @dataclass(frozen=True)
 class FaissIVFPQ:
     """Groups of RecJPQ codes, several numbers of groups searched."""
 
-    probes: tuple[int, ...] = (1, 4, 16, 64, 256)
+    probes: tuple[int, ...] = _PROBES
 
+    roots: ClassVar[int] = _MANY
     key: ClassVar[str] = "faiss_ivfpq"
     package: ClassVar[str] = "faiss"
 
     def bytes_needed(self, shape: ModelShape) -> int:
         """The lists, which take up to twice the room while they grow, and vectors for training."""
-        return 2 * self._bytes_used(shape) + _training_bytes(shape)
+        return 2 * self._bytes_used(shape) + _training_bytes(shape, self.roots)
 
     def settings(self, shape: ModelShape) -> str:
         """Say what is built."""
-        return f"RecJPQ's codes, {_lists_in_words(shape)}"
+        return f"RecJPQ's codes, {_lists_in_words(shape, self.roots)}"
 
     def unsuited(self, shape: ModelShape) -> str | None:
         """Take any model whose codes are bytes."""
@@ -95,7 +101,7 @@ class FaissIVFPQ:
         faiss, shape = import_faiss(), model.shape
 
         def build() -> Any:
-            centroids = _train(model, threads)
+            centroids = _train(model, self.roots, threads)
             index = faiss.IndexIVFPQ(
                 _by_inner_product(centroids), shape.width, len(centroids), shape.num_splits, 8,
                 faiss.METRIC_INNER_PRODUCT,
@@ -110,30 +116,46 @@ class FaissIVFPQ:
 
     def _bytes_used(self, shape: ModelShape) -> int:
         codes = (shape.num_splits + 8) * shape.num_items
-        return codes + 4 * CENTROIDS * shape.width + _centroid_bytes(shape)
+        return codes + 4 * CENTROIDS * shape.width + _centroid_bytes(shape, self.roots)
 
 
-def _lists_in_words(shape: ModelShape) -> str:
+@dataclass(frozen=True)
+class FaissIVFFlatFewLists(FaissIVFFlat):
+    """Fewer, larger groups of item vectors."""
+
+    roots: ClassVar[int] = _FEW
+    key: ClassVar[str] = "faiss_ivfflat_few"
+
+
+@dataclass(frozen=True)
+class FaissIVFPQFewLists(FaissIVFPQ):
+    """Fewer, larger groups of codes."""
+
+    roots: ClassVar[int] = _FEW
+    key: ClassVar[str] = "faiss_ivfpq_few"
+
+
+def _lists_in_words(shape: ModelShape, roots: int) -> str:
     return (
-        f"{usual_lists(shape.num_items):,} lists by {_ITERATIONS} iterations of k-means over up to "
-        f"{_TRAINING_ITEMS_PER_LIST} items a list"
+        f"{number_of_lists(shape.num_items, roots):,} lists by {_ITERATIONS} iterations of "
+        f"k-means over up to {_TRAINING_ITEMS_PER_LIST} items a list"
     )
 
 
-def _centroid_bytes(shape: ModelShape) -> int:
-    return 4 * usual_lists(shape.num_items) * shape.width
+def _centroid_bytes(shape: ModelShape, roots: int) -> int:
+    return 4 * number_of_lists(shape.num_items, roots) * shape.width
 
 
-def _training_bytes(shape: ModelShape) -> int:
+def _training_bytes(shape: ModelShape, roots: int) -> int:
     # The sample, and what k-means and a chunk of assigned items take beside it.
-    sample = _TRAINING_ITEMS_PER_LIST * usual_lists(shape.num_items)
+    sample = _TRAINING_ITEMS_PER_LIST * number_of_lists(shape.num_items, roots)
     return 4 * shape.width * (min(shape.num_items, sample) + min(shape.num_items, _CHUNK))
 
 
-def _train(model: CodesAndVectors, threads: int) -> Float32Array:
+def _train(model: CodesAndVectors, roots: int, threads: int) -> Float32Array:
     """Return centroids [lists, d] by k-means over some of the items."""
     faiss, shape = import_faiss(), model.shape
-    num_lists = usual_lists(shape.num_items)
+    num_lists = number_of_lists(shape.num_items, roots)
     size = min(shape.num_items, _TRAINING_ITEMS_PER_LIST * num_lists)
     sample = random_generator(0).choice(shape.num_items, size, replace=False)
     kmeans = faiss.Kmeans(
@@ -180,11 +202,10 @@ def _fill(
             index.add_sa_codes(codes, np.arange(items.start, items.stop))
 
 
-def _peers(
-    family: str, index: Any, probes: tuple[int, ...], size: int, seconds: float
-) -> list[Peer]:
+def _peers(kind: str, index: Any, probes: tuple[int, ...], size: int, seconds: float) -> list[Peer]:
     """Return one peer for every number of probes; more than all lists are all lists."""
     parameters = import_faiss().SearchParametersIVF
+    family = f"{kind}, {index.nlist:,} lists"
     return [
         FaissPeer(
             f"{family}, nprobe {probe}", family, False, size, seconds, index,

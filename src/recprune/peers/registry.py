@@ -8,7 +8,12 @@ from importlib.util import find_spec
 
 from recprune.peers.faiss_flat import FaissFlat
 from recprune.peers.faiss_hnsw import FaissHNSW
-from recprune.peers.faiss_ivf import FaissIVFFlat, FaissIVFPQ
+from recprune.peers.faiss_ivf import (
+    FaissIVFFlat,
+    FaissIVFFlatFewLists,
+    FaissIVFPQ,
+    FaissIVFPQFewLists,
+)
 from recprune.peers.faiss_pq import FaissPQ
 from recprune.peers.peer import CodesAndVectors, Family, ModelShape, Peer, threads_set
 from recprune.peers.scann_peer import Scann
@@ -26,7 +31,9 @@ _ALL: tuple[Family, ...] = (
     FaissPQ(),
     FaissHNSW(),
     FaissIVFPQ(),
+    FaissIVFPQFewLists(),
     FaissIVFFlat(),
+    FaissIVFFlatFewLists(),
     Scann(),
     Usearch(),
 )

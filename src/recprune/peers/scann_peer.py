@@ -14,25 +14,30 @@ from recprune.types import Float32Array, Int64Array, needs_extra
 
 _DIMENSIONS_PER_BLOCK = 2  # each block of dimensions is a code of 4 bits
 _ANISOTROPIC = 0.2  # as in ScaNN's own examples
-_REORDERED = 100  # candidates that are scored again by their vectors
+_REORDERED = (100, 1000)  # candidates that are scored again by their vectors
 
 
 @dataclass(frozen=True, eq=False)
 class ScannPeer:
-    """A ScaNN searcher that looks into a number of leaves."""
+    """A ScaNN searcher that looks into some leaves, and scores some candidates again."""
 
     leaves: int
+    reordered: int
     bytes_used: int
     build_seconds: float
     searcher: Any
     width: int
-    family: str = "ScaNN"
     exact: bool = False
 
     @property
+    def family(self) -> str:
+        """The library and how many candidates it scores again."""
+        return f"ScaNN, reorder {self.reordered}"
+
+    @property
     def name(self) -> str:
-        """The library and how thoroughly it looks."""
-        return f"ScaNN, {self.leaves} leaves"
+        """The same, and how thoroughly it looks."""
+        return f"{self.family}, {self.leaves} leaves"
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
         """Return the k best items, best first; a single query is answered on one thread."""
@@ -40,7 +45,7 @@ class ScannPeer:
         ids, _ = self.searcher.search(
             query[0],
             final_num_neighbors=k,
-            pre_reorder_num_neighbors=max(k, _REORDERED),
+            pre_reorder_num_neighbors=max(k, self.reordered),
             leaves_to_search=self.leaves,
         )
         return padded(ids, k)
@@ -48,9 +53,9 @@ class ScannPeer:
 
 @dataclass(frozen=True)
 class Scann:
-    """One tree, searched with several numbers of leaves."""
+    """One tree, searched with several numbers of leaves; more than all leaves are all."""
 
-    leaves: tuple[int, ...] = (25, 100, 400, 1000)
+    leaves: tuple[int, ...] = (5, 25, 100, 400, 1000, 100_000)
 
     key: ClassVar[str] = "scann"
     package: ClassVar[str] = "scann"
@@ -64,7 +69,7 @@ class Scann:
         return (
             f"item vectors, {_usual_leaves(shape.num_items):,} leaves, 4 bits for "
             f"{_DIMENSIONS_PER_BLOCK} dimensions, anisotropic threshold {_ANISOTROPIC}, the best "
-            f"{_REORDERED} scored again"
+            f"{' or '.join(f'{count:,}' for count in _REORDERED)} scored again"
         )
 
     def unsuited(self, shape: ModelShape) -> str | None:
@@ -87,11 +92,15 @@ class Scann:
             builder = scann_ops_pybind.builder(model.item_vectors(), 10, "dot_product")
             builder.tree(num_leaves, leaves[-1], training_sample_size=min(250_000, shape.num_items))
             builder.score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=_ANISOTROPIC)
-            return builder.reorder(_REORDERED).set_n_training_threads(threads).build()
+            return builder.reorder(max(_REORDERED)).set_n_training_threads(threads).build()
 
         searcher, seconds = timed(build)
         size = self._bytes_used(shape)
-        return [ScannPeer(number, size, seconds, searcher, shape.width) for number in leaves]
+        return [
+            ScannPeer(number, reordered, size, seconds, searcher, shape.width)
+            for reordered in _REORDERED
+            for number in leaves
+        ]
 
     def _bytes_used(self, shape: ModelShape) -> int:
         codes = shape.num_items * -(-shape.width // (2 * _DIMENSIONS_PER_BLOCK))

@@ -42,7 +42,7 @@ class Usearch:
 
     links: int = 16  # connectivity; this and expansion_add are USearch's own defaults
     build_breadth: int = 128
-    breadths: tuple[int, ...] = (16, 64, 256, 512)
+    breadths: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
     key: ClassVar[str] = "usearch"
     package: ClassVar[str] = "usearch"
