@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 
 from recprune import InputError, StorageError
 from recprune.batch.output import opened_output, run_batch
-from recprune.batch.parts import PartWriter
+from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import BatchSettings, make_plan
 from recprune.batch.processes import write_parts_in_processes
 from recprune.recommender import Recommender
@@ -311,7 +313,7 @@ def test_a_killed_worker_costs_nothing(work: Work, tmp_path: Path) -> None:
     assert before.items() <= parts_in(out).items(), "no finished part was written again"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_goes_on(work: Work, tmp_path: Path, how: signal.Signals) -> None:
     out = tmp_path / "out"
     process = start_and_wait(work.command(out), out, 5)
@@ -321,7 +323,7 @@ def test_a_stopped_run_goes_on(work: Work, tmp_path: Path, how: signal.Signals) 
     else:
         process.send_signal(how)
     _, said = process.communicate(timeout=30)
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert process.returncode == 130
         assert "interrupted with" in said
         assert "Traceback" not in said
@@ -343,16 +345,100 @@ def test_a_damaged_part_is_made_again_and_a_finished_run_is_left_alone(
     out.mkdir()
     for name, content in work.expected.items():
         (out / name).write_bytes(content)
-    damaged = out / "part-00003.parquet"
+    damaged, changed = out / "part-00003.parquet", out / "part-00005.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-9])
+    change(changed)
     (out / ".part-00007.parquet.abc").write_bytes(b"left by a kill")
-    assert run(work.command(out)).returncode == 0
+    (out / "..part-00007.json.abc").write_bytes(b"left by a kill")
+    done = run(work.command(out))
+    assert done.returncode == 0
+    for path in (damaged, changed):
+        assert f"{path}: not as it was written: made again" in done.stderr
+    assert done.stderr.count("made again") == 2
     assert contents(out) == work.expected
     before = parts_in(out)
     done = run(work.command(out))
     assert done.returncode == 0
     assert "nothing was left to do" in done.stderr
     assert parts_in(out) == before
+
+
+def change(part: Path) -> None:
+    """Change what a part says, so that all else about it is right: rows, columns, types."""
+    table = pq.read_table(part)
+    place = table.schema.get_field_index("unknown")
+    column = pa.array([99] * len(table), pa.int64())
+    pq.write_table(table.set_column(place, "unknown", column), part)
+
+
+def test_a_part_that_is_changed_before_the_end_is_made_again(work: Work, tmp_path: Path) -> None:
+    """There is no manifest yet: its checksum lies beside it. Nor is a part without one trusted."""
+    settings = BatchSettings(7, exclude_seen=True, rows_per_part=ROWS_PER_PART)
+    plan = make_plan(work.saved, work.source, settings)
+    out, said = tmp_path / "out", list[str]()
+    with opened_output(plan, out):
+        writer = PartWriter(plan, out)
+        for part in range(4):
+            writer.write(part)
+    change(out / "part-00001.parquet")
+    (out / ".part-00002.json").unlink()
+    (out / "part-00003.parquet").unlink()
+    with opened_output(plan, out, said.append) as finished:
+        assert list(finished) == [0]
+    assert said == [
+        f"{out / name}: not as it was written: made again"
+        for name in ("part-00001.parquet", "part-00002.parquet")
+    ]
+
+
+def test_histories_that_were_copied_are_the_same_histories(work: Work, tmp_path: Path) -> None:
+    write_histories(tmp_path / "in.parquet", 0, [["a"]] * 10)
+    with opened_output(make_plan(work.saved, tmp_path / "in.parquet"), tmp_path / "out"):
+        pass
+    os.utime(tmp_path / "in.parquet", (1, 1))
+    with opened_output(make_plan(work.saved, tmp_path / "in.parquet"), tmp_path / "out"):
+        pass
+    write_histories(tmp_path / "in.parquet", 0, [["b"]] * 10)
+    with (
+        pytest.raises(StorageError, match="with different histories"),
+        opened_output(make_plan(work.saved, tmp_path / "in.parquet"), tmp_path / "out"),
+    ):
+        pass
+
+
+def test_no_file_of_a_folder_is_left_out_without_a_word(work: Work, tmp_path: Path) -> None:
+    said: list[str] = []
+    write_histories(tmp_path / "a.parquet", 0, [["a"]])
+    for name in ("b.parquet.snappy", "notes.txt", "_SUCCESS", ".a.parquet.crc"):
+        (tmp_path / name).touch()
+    (tmp_path / "_temporary").mkdir()
+    write_histories(tmp_path / "_temporary" / "b.parquet", 0, [["a"]])
+    assert make_plan(work.saved, tmp_path, progress=said.append).num_rows == 1
+    assert said == [f"{tmp_path}: 2 files are not named *.parquet: not read"]
+    below = tmp_path / "day=2" / "hour=3" / "c.parquet"
+    below.parent.mkdir(parents=True)
+    assert make_plan(work.saved, tmp_path).num_rows == 1, "a folder without histories is nobody's"
+    write_histories(below, 0, [["a"]])
+    with pytest.raises(InputError, match=f"{below}: in a folder below {tmp_path}, of which only"):
+        make_plan(work.saved, tmp_path)
+
+
+def test_deaths_are_counted_from_the_last_finished_part(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(work.saved, work.source, BatchSettings(rows_per_part=300))
+    calls = []
+
+    def one_part_and_then_death(*given: Any) -> Iterator[PartReport]:
+        calls.append(given[2])
+        yield PartReport(given[2][0], 300, 0, 1, "", {})
+        if len(given[2]) > 1:
+            raise BrokenProcessPool
+
+    monkeypatch.setattr("recprune.batch.processes._write_in_one_pool", one_part_and_then_death)
+    reports = write_parts_in_processes(plan, tmp_path, range(plan.num_parts), 1)
+    assert [report.part for report in reports] == list(range(10))
+    assert len(calls) == 10
 
 
 def test_workers_that_always_die_are_an_error(

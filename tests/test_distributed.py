@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -244,6 +246,46 @@ def test_workers_save_and_stop_when_their_supervisor_is_killed(tmp_path: Path) -
         running.communicate(timeout=60)
     wait_for_the_end_of(pids)
     assert json.loads(load_tensors(out / CHECKPOINT)[1]["state"])["epoch"] > 1
+
+
+def test_workers_that_wait_for_others_say_so_and_can_be_interrupted(tmp_path: Path) -> None:
+    cycle(20).save(tmp_path / "prepared")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    waiting = subprocess.Popen(
+        [COMMAND, "train", tmp_path / "prepared", "--out", tmp_path / "out", "--device", "cpu"],
+        stderr=subprocess.PIPE, text=True, env=ONE_THREAD | place,
+    )  # fmt: skip
+    with waiting:
+        try:
+            read_until(waiting, f"worker 0: waiting for 2 workers at 127.0.0.1:{port}\n")
+            waiting.send_signal(signal.SIGINT)
+            _, said = waiting.communicate(timeout=20)
+        finally:
+            waiting.kill()
+    assert waiting.returncode == -signal.SIGINT
+    assert "Traceback" not in said
+
+
+LAST_WORDS = """
+import signal, socket, sys
+from recprune.launch import as_worker
+from recprune.types import InputError
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it sends itself
+ours, theirs = socket.socketpair()
+ours.close()
+def fail():
+    raise InputError("whatever")
+sys.exit(as_worker(theirs.detach(), fail))
+"""
+
+
+def test_a_worker_whose_supervisor_is_gone_ends_without_complaint() -> None:
+    words = [sys.executable, "-c", LAST_WORDS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
 
 
 # Mistakes ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,15 @@ assert not ray.is_initialized()
 with ShardedIndex.open(sys.argv[1], address=sys.argv[2]) as third:
     assert (third.search(queries).ids == expected).all()
 assert not ray.is_initialized()
+first, second = (ShardedIndex.open(sys.argv[1], address=sys.argv[2]) for _ in range(2))
+ray.shutdown()
+first.close()
+assert not ray.is_initialized(), "closing connects to nothing"
+ray.init(sys.argv[2], log_to_driver=False, logging_level="ERROR")
+second.close()
+assert ray.is_initialized(), "a connection that somebody else has made since"
+unclosed = ShardedIndex.open(sys.argv[1], address=sys.argv[2], verify=True)
+assert (unclosed.search(queries).ids == expected).all()
 """
 
 
@@ -363,6 +373,26 @@ def test_the_last_to_close_disconnects(cluster: Cluster, model: Model) -> None:
     words = [sys.executable, "-c", CLOSING, str(model.folder), cluster.address]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "nor does one complain that is never closed"
+
+
+def test_who_is_searching_hears_at_once_that_it_was_closed(cluster: Cluster, model: Model) -> None:
+    opened = ShardedIndex.open(model.folder, address=cluster.address, timeout=60.0)
+    frozen = places(opened)[0][0]["pid"]
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(2) as others:
+            asked = [others.submit(opened.search, model.queries, 10) for _ in range(2)]
+            wait_until(lambda: opened._door.inside == 2, "both are waiting")
+            begun = time.monotonic()
+            opened.close()
+            for search in asked:
+                with pytest.raises(RecpruneError, match="the sharded index is closed"):
+                    search.result()
+            assert time.monotonic() - begun < 10
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
 
 
 # Faults ------------------------------------------------------------------------------------------
@@ -471,6 +501,18 @@ def test_a_foreign_shard_is_refused_when_opening(
         assert opened.search(model.queries, 10).missing_share == 1024 / NUM_ITEMS
         with pytest.raises(ShardLostError):
             opened.search(model.queries, 10, allow_partial=False)
+
+
+def test_a_damaged_shard_is_refused_where_bytes_are_compared(
+    cluster: Cluster, model: Model, tmp_path: Path
+) -> None:
+    folder = model.copy(tmp_path)
+    path = shard_folder(folder, 1) / "codes.npy"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ShardLostError, match="codes.npy: checksum does not match"):
+        ShardedIndex.open(folder, address=cluster.address, verify=True)
 
 
 def test_nothing_is_no_partial_answer(cluster: Cluster, model: Model, tmp_path: Path) -> None:
@@ -592,6 +634,9 @@ def test_bad_arguments_and_addresses(model: Model, tmp_path: Path) -> None:
         ShardedIndex.open(model.folder, replicas=0)
     with pytest.raises(InputError, match="timeout is 0, expected seconds, more than 0"):
         ShardedIndex.open(model.folder, timeout=0)
+    for wrong in ("5", None, True, float("nan")):
+        with pytest.raises(InputError, match="timeout is .*, expected seconds, more than 0"):
+            ShardedIndex.open(model.folder, timeout=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="lease is 0, expected seconds, more than 0"):
         ShardedIndex.open(model.folder, lease=0)
     with pytest.raises(StorageError, match="not a saved sharded index: no such folder"):
@@ -628,6 +673,11 @@ def test_shards_built_by_tasks_are_the_same_bytes(
     assert main(command) == 0, capsys.readouterr().err
     assert "3 of 3 shards" in capsys.readouterr().err
     assert read_folder(out).shards == read_folder(model.folder).shards
+    for threads, message in (("0", "threads is 0"), ("7", "the largest node of the cluster has 6")):
+        other = [*command, "--threads", threads, "--out", str(tmp_path / "never")]
+        assert main(other) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "never").exists()
     bad = model.codes % 250
     bad[2_999, 7] = 255
     np.save(files[0], bad)

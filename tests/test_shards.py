@@ -338,6 +338,17 @@ def test_what_is_finished_is_not_built_again(model: Any, tmp_path: Path) -> None
     assert after["shard-00001"] != before["shard-00001"], "it was damaged"
     assert read_folder(folder).num_items == 1_000
 
+    path = shard_folder(folder, 2) / "codes.npy"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1  # of the same size
+    path.write_bytes(damaged)
+    shard = read_folder(folder).shards[2]
+    with pytest.raises(StorageError, match="changed or damaged"):
+        load_shard(path.parent, shard.manifest_sha256, verify=True)
+    write_shards(codes, embeddings, folder, 4)
+    load_shard(path.parent, shard.manifest_sha256, verify=True)
+    after = stamps(folder)
+
     changed = codes.copy()
     changed[999, 0] ^= 1
     write_shards(changed, embeddings, folder, 4)
@@ -364,6 +375,60 @@ def test_other_peoples_folders_are_left_alone(model: Any, tmp_path: Path) -> Non
         write_shards(codes, embeddings, tmp_path / "index", 2)
     with pytest.raises(StorageError, match="holds a saved index, not a sharded index"):
         read_folder(tmp_path / "index")
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("mark", [b"", b"my notes on what is unfinished", b"\xff"])
+def test_a_folder_with_names_like_ours_is_left_alone(
+    model: Any, tmp_path: Path, mark: bytes
+) -> None:
+    codes, embeddings, _ = model
+    precious = tmp_path / "precious"
+    (precious / "shard-00007").mkdir(parents=True)
+    (precious / "unfinished").write_bytes(mark)
+    (precious / "shard-notes.txt").write_text("mine")
+    (precious / "shard-00007" / "letter").write_text("dear")
+    before = everything_in(precious)
+    with pytest.raises(StorageError, match="is something else; not overwritten"):
+        write_shards(codes, embeddings, precious, 2)
+    with pytest.raises(StorageError, match="not a saved sharded index"):
+        read_folder(precious)
+    assert everything_in(precious) == before
+
+
+def test_only_what_we_wrote_is_swept(model: Any, tmp_path: Path) -> None:
+    codes, embeddings, _ = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 4)
+    (folder / "shard-00003" / "letter").write_text("dear")
+    (folder / "shard-00009").mkdir()
+    (folder / "shard-00009" / "letter").write_text("dear")
+    for name in ("shard-notes.txt", "shard-00008.json", ".shard-of-mine"):
+        (folder / name).write_text("mine")
+    others = {name for name in everything_in(folder) if "letter" in name or "shard-00003/" in name}
+    others |= {"shard-notes.txt", "shard-00008.json", ".shard-of-mine"}
+    (folder / ".shard-00001.abcdefgh").mkdir()  # as a kill leaves it
+    (folder / ".shard-00001.abcdefgh" / "codes.npy").write_bytes(b"half")
+    (folder / ".shard-00001.json.a_cdefg1").write_bytes(b"half")
+    write_shards(codes, embeddings, folder, 2)
+    kept = {"shard-00000", "shard-00001"}
+    left = {name for name in everything_in(folder) if name.split("/")[0].split(".")[0] not in kept}
+    assert left == others | {"manifest.json", "transposed_embeddings.npy"}
+
+
+def test_half_a_mark_is_no_obstacle(model: Any, tmp_path: Path) -> None:
+    codes, embeddings, _ = model
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / ".unfinished.abcdefgh").touch()  # as a kill leaves it
+    write_shards(codes, embeddings, tmp_path / "sharded", 2)
+    assert read_folder(tmp_path / "sharded").num_items == 1_000
 
 
 def test_bad_inputs_are_refused_before_anything_is_written(model: Any, tmp_path: Path) -> None:
@@ -435,13 +500,16 @@ def test_sharding_by_command_says_what_is_wrong(
 ) -> None:
     del model
     out = str(tmp_path / "out")
-    codes, bias = str(tmp_path / "codes.npy"), str(tmp_path / "bias.npy")
+    codes, embeddings, bias = (
+        str(tmp_path / f"{name}.npy") for name in ("codes", "embeddings", "bias")
+    )
     for words, message in (
         ([str(tmp_path / "no")], "not a saved index: no such folder"),
         ([codes], "not a saved index"),
         ([codes, str(tmp_path / "no.npy")], "no.npy: no such file"),
         ([codes, bias], "sub_item_embeddings is float32[1000], expected float32 [M, B, d/M]"),
         ([str(tmp_path), "--item-bias", bias], "item biases go with codes and embeddings"),
+        ([codes, embeddings, "--threads", "0"], "threads is 0, expected an integer from 1"),
     ):
         assert main(["index", "shard", *words, "--shards", "2", "--out", out]) == 2
         assert message in capsys.readouterr().err

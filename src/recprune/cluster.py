@@ -7,26 +7,31 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from recprune.types import InputError, RecpruneError, needs_extra
+from recprune.types import InputError, Progress, RecpruneError, needs_extra
 
 _CONNECT_SECONDS = 3.0
 _END_SECONDS = 20.0  # for a cluster of this machine to end
+_BUSY_SECONDS = 5.0  # without a free CPU, until somebody is told
+_GLANCE = 0.2  # seconds between two looks at the CPUs
 
 
 @dataclass
 class _Connection:
     """What this process has made of Ray's one connection to a process."""
 
+    driver: str | None
     users: int = 0
 
 
@@ -62,9 +67,10 @@ def _use_connection(ray: Any, address: str, num_cpus: int | None) -> _Connection
     with _lock:
         if not ray.is_initialized():
             _init(ray, address, num_cpus)
-            _ours = _Connection()
-        if _ours is not None:
-            _ours.users += 1
+            _ours = _Connection(driver_id())
+        if _ours is None or _ours.driver != driver_id():
+            return None
+        _ours.users += 1
         return _ours
 
 
@@ -77,18 +83,61 @@ def _leave_connection(ray: Any, connection: _Connection | None) -> None:
         connection.users -= 1
         if not connection.users and connection is _ours:
             _ours = None
-            ray.shutdown()
+            if connection.driver == driver_id():  # nobody else has closed it, and made another
+                ray.shutdown()
+
+
+def driver_id() -> str | None:
+    """Return what tells this connection to a cluster from all others; None without one.
+
+    Ray connects by itself to whatever it finds when it is asked anything else.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().get_worker_id())
 
 
 def _init(ray: Any, address: str, num_cpus: int | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        if address == "local":
-            ray.init("local", num_cpus=num_cpus, include_dashboard=False, **quiet)
-        else:
-            ray.init(address, **quiet)
+        with _keeping_sigterm():
+            if address == "local":
+                ray.init("local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+            else:
+                ray.init(address, **quiet)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise InputError(f"no Ray cluster at {address}: {error}") from None
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Let whoever has decided what a request to stop does keep that; Ray puts its own there."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def largest_node() -> int:
+    """Return the CPUs of the node that has most of them."""
+    import ray
+
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return max((int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]), default=0)
+
+
+def say_if_busy(progress: Progress) -> None:
+    """Look for a free CPU for a while, and say so if there is none: what is asked for will wait."""
+    import ray
+
+    begun = time.monotonic()
+    while ray.available_resources().get("CPU", 0) < 1:  # type: ignore[no-untyped-call]
+        if time.monotonic() > begun + _BUSY_SECONDS:
+            progress("all CPUs of the cluster are taken: waiting until one is free")
+            return
+        time.sleep(_GLANCE)
 
 
 @contextmanager

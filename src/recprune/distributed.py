@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ with needs_extra("train"):
 # Long enough for the first worker to validate or save while the others wait; a worker that dies
 # is noticed at once.
 _PATIENCE = timedelta(minutes=10)
+_SILENCE = 5.0  # seconds of waiting for the others without a word
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -129,7 +133,8 @@ def joined(workers: Workers, device: torch.device) -> Iterator[None]:
         options = {"backend": "nccl", "device_id": device}
     try:
         try:
-            dist.init_process_group(timeout=_PATIENCE, **options)
+            with _meeting(workers):
+                dist.init_process_group(timeout=_PATIENCE, **options)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise LostWorkerError(
@@ -139,3 +144,22 @@ def joined(workers: Workers, device: torch.device) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def _meeting(workers: Workers) -> Iterator[None]:
+    """Say who is waited for if that takes long, and let Ctrl-C end it: torch would not listen."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    line = f"worker {workers.rank}: waiting for {workers.count} workers at {host}:{port}\n"
+    word = threading.Timer(_SILENCE, lambda: sys.stderr.write(line))
+    word.daemon = True
+    word.start()
+    before = None
+    if threading.current_thread() is threading.main_thread():  # signals arrive only there
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        word.cancel()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)

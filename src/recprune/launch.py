@@ -185,7 +185,8 @@ def as_worker(line_number: int, work: Callable[[], None]) -> int:
 
 
 def _say(line: socket.socket, kind: str, message: str, exit_code: int) -> int:
-    line.sendall(json.dumps({"kind": kind, "message": message}).encode())
+    with suppress(OSError):  # the supervisor may be gone
+        line.sendall(json.dumps({"kind": kind, "message": message}).encode())
     return exit_code
 
 

@@ -1,7 +1,7 @@
-"""The parts of a batch answered by actors of a Ray cluster, through Ray Data.
+"""The parts of a batch answered by processes of a Ray cluster, through Ray Data.
 
-Ray restarts an actor that dies, elsewhere if its node is lost, and has its parts done again. A part
-is put in place in one step, so what is done twice is there once.
+Ray has the parts of a process that dies, or of a node that is lost, done again by others. A part is
+put in place in one step, so what is done twice is there once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import Plan
-from recprune.cluster import connected
-from recprune.types import RecpruneError
+from recprune.cluster import connected, say_if_busy
+from recprune.types import Progress, RecpruneError, no_progress
 
 if TYPE_CHECKING:
     import ray.data
 
 
 def write_parts_on_ray(
-    plan: Plan, out: str | Path, parts: Sequence[int], workers: int | None, address: str
+    plan: Plan,
+    out: str | Path,
+    parts: Sequence[int],
+    workers: int | None,
+    address: str,
+    progress: Progress = no_progress,
 ) -> Iterator[PartReport]:
     """Answer parts on a cluster; yield each report as soon as its part is in place.
 
@@ -36,6 +41,7 @@ def write_parts_on_ray(
         import ray.data.exceptions
 
         try:
+            say_if_busy(progress)
             for row in _answered(plan, out, parts, workers).iter_rows():
                 said = json.loads(row["report"])
                 if "error" in said:
@@ -43,7 +49,7 @@ def write_parts_on_ray(
                 yield PartReport(**said)
         except (
             ray.exceptions.RayError,
-            ray.data.exceptions.ExecutionTimeoutError,  # actors that die, and die again
+            ray.data.exceptions.ExecutionTimeoutError,
             ray.data.exceptions.SystemException,
         ) as error:
             first = (str(error).strip() or repr(error)).splitlines()[0]
@@ -68,28 +74,26 @@ def _answered(
     # One row a block: a part is what is handed out, and what is done again.
     rows = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     return rows.map(
-        cast(Any, _Actor),  # Ray's own hint knows functions only
-        fn_constructor_args=(plan, os.path.realpath(out)),
-        compute=ray.data.ActorPoolStrategy(
-            size=min(size, len(parts)),
-            max_tasks_in_flight_per_actor=2,  # one at work, and one that need not be waited for
-        ),
+        cast(Any, _answer_part),  # Ray's own hint knows functions of a row only
+        fn_args=(plan, os.path.realpath(out)),
+        compute=ray.data.TaskPoolStrategy(size=min(size, len(parts))),
         num_cpus=1,
     )
 
 
-class _Actor:
-    """Answers parts in a process of the cluster. Errors travel as data, with their message."""
+class _Process:
+    """What a process of the cluster has loaded, for as long as it is given parts of one plan."""
 
-    def __init__(self, plan: Plan, out: str) -> None:
-        self._plan, self._out = plan, out
-        self._writer: PartWriter | None = None
+    given: tuple[Plan, str] | None = None
+    writer: PartWriter | None = None
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            # Here and not at the start: what is wrong with it gets told like all else.
-            self._writer = self._writer or PartWriter(self._plan, self._out)
-            said = asdict(self._writer.write(int(row["part"])))
-        except RecpruneError as error:
-            said = {"error": f"on {socket.gethostname()}: {error}"}
-        return {"report": json.dumps(said)}
+
+def _answer_part(row: dict[str, Any], plan: Plan, out: str) -> dict[str, Any]:
+    """Answer a part in a process of the cluster. Errors travel as data, with their message."""
+    try:
+        if _Process.writer is None or _Process.given != (plan, out):
+            _Process.given, _Process.writer = (plan, out), PartWriter(plan, out)
+        said = asdict(_Process.writer.write(int(row["part"])))
+    except RecpruneError as error:
+        said = {"error": f"on {socket.gethostname()}: {error}"}
+    return {"report": json.dumps(said)}

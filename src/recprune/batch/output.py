@@ -1,7 +1,7 @@
 """The folder that a batch is written to: whose it is, what is finished in it, the manifest last.
 
-A part that is there under its own name is finished. So a run that was killed goes on with the
-others, whichever engine makes them.
+A part that is there under its own name, with the bytes that it was written with, is finished. So a
+run that was killed goes on with the others, whichever engine makes them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from recprune.batch.parts import PartReport, finished_part, part_name
+from recprune.batch.parts import PartReport, finished_part, noted_sha256, part_name
 from recprune.batch.plan import Plan
 from recprune.storage import MANIFEST, writing_file
-from recprune.types import VERSION, Json, StorageError
+from recprune.types import VERSION, Json, Progress, StorageError, no_progress
 
 PLAN = "plan.json"
 _VERSION = 1
@@ -34,12 +34,14 @@ def run_batch(
     out: str | Path,
     write_parts: WriteParts,
     on_part: Callable[[PartReport, bool], None] = lambda _, __: None,
+    progress: Progress = no_progress,
 ) -> list[PartReport]:
     """Make what is missing of the output, the manifest last; return the reports of all parts.
 
-    `on_part` hears of every part, and whether it was made now or found.
+    `on_part` hears of every part, and whether it was made now or found; `progress` of those that
+    are there, but not as they were written.
     """
-    with opened_output(plan, out) as finished:
+    with opened_output(plan, out, progress) as finished:
         reports = list(finished.values())
         for report in reports:
             on_part(report, False)
@@ -48,13 +50,16 @@ def run_batch(
             on_part(report, True)
             reports.append(report)
         reports.sort(key=lambda report: report.part)
-        _remove_leftovers(Path(out))
         write_manifest(plan, Path(out), reports)
+        for unused in (".part-*", "..part-*"):  # the checksums too: the manifest has them now
+            _remove_leftovers(Path(out), unused)
     return reports
 
 
 @contextmanager
-def opened_output(plan: Plan, out: str | Path) -> Iterator[dict[int, PartReport]]:
+def opened_output(
+    plan: Plan, out: str | Path, progress: Progress = no_progress
+) -> Iterator[dict[int, PartReport]]:
     """Claim a folder for a plan; give the parts that are finished already, on disk and whole.
 
     A folder that belongs to another plan, or to anything else, is refused and left as it is.
@@ -68,16 +73,42 @@ def opened_output(plan: Plan, out: str | Path) -> Iterator[dict[int, PartReport]
     try:
         _lock(folder, descriptor)
         _claim(folder, plan)
-        _remove_leftovers(folder)
-        finished = (finished_part(plan, folder, part) for part in range(plan.num_parts))
-        yield {report.part: report for report in finished if report is not None}
+        for unfinished in (".part-*.parquet.*", "..part-*.json.*"):
+            _remove_leftovers(folder, unfinished)
+        yield _finished_parts(plan, folder, progress)
     finally:
         os.close(descriptor)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what workers that were killed had begun to write."""
-    for leftover in folder.glob(".part-*"):
+def _finished_parts(plan: Plan, folder: Path, progress: Progress) -> dict[int, PartReport]:
+    """Return the parts that are on disk as they were written, and say which others are there."""
+    known = _manifest_checksums(plan, folder)
+    finished = {}
+    for part in range(plan.num_parts):
+        expected = noted_sha256(folder, part) or known.get(part_name(part))
+        report = finished_part(plan, folder, part, expected)
+        if report is not None:
+            finished[part] = report
+        elif (folder / part_name(part)).exists():
+            progress(f"{folder / part_name(part)}: not as it was written: made again")
+    return finished
+
+
+def _manifest_checksums(plan: Plan, folder: Path) -> dict[str, str]:
+    """Return the checksums of all parts by the manifest; none where there is none to be trusted."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        said = manifest.pop("sha256")
+        if said != _json_sha256(manifest) or manifest["plan"] != _json_sha256(plan.to_json()):
+            return {}
+        return {entry["name"]: entry["sha256"] for entry in manifest["parts"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove what workers that were killed had begun to write, or what has had its use."""
+    for leftover in folder.glob(pattern):
         leftover.unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ A row without any history to go by gets the most popular items, as from `Recomme
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,19 +51,35 @@ def part_name(part: int) -> str:
     return f"part-{part:05}.parquet"
 
 
-def finished_part(plan: Plan, folder: Path, part: int) -> PartReport | None:
-    """Return the report of a part that is on disk and whole; None where it has to be made."""
+def note_name(part: int) -> str:
+    """Return the name of the file that has a part's checksum, until the manifest has them all."""
+    return f".part-{part:05}.json"
+
+
+def noted_sha256(folder: Path, part: int) -> str | None:
+    """Return the checksum that a part was written with, if it was."""
+    try:
+        return str(json.loads((folder / note_name(part)).read_text(encoding="utf-8"))["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def finished_part(
+    plan: Plan, folder: Path, part: int, expected_sha256: str | None
+) -> PartReport | None:
+    """Return the report of a part that is on disk as it was written; None: it has to be made."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / part_name(part)
     rows = plan.rows_of(part)
     try:
+        digest = _sha256(path)
+        if digest != expected_sha256:
+            return None
         with pq.ParquetFile(path) as file:
-            if file.metadata.num_rows != rows:
-                return None
             popular = int(file.read(["by_popularity"]).column(0).to_numpy().sum())
-        return PartReport(part, rows, popular, path.stat().st_size, _sha256(path), {})
+        return PartReport(part, rows, popular, path.stat().st_size, digest, {})
     except (OSError, pa.ArrowException):
         return None
 
@@ -95,6 +112,9 @@ class PartWriter:
             with writing_file(path) as temporary:
                 pq.write_table(table, temporary)
                 digest, size = _sha256(temporary), temporary.stat().st_size
+                # Before the part itself is there: without a checksum it would be made again.
+                with writing_file(self._out / note_name(part)) as note:
+                    note.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{path}: cannot be written: {error}") from None
         popular = int(table.column("by_popularity").to_numpy().sum())

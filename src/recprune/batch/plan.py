@@ -20,7 +20,7 @@ from recprune.arguments import MAX_ITEMS, checked_count
 from recprune.identifiers import IntegerIds
 from recprune.recommender import Recommender
 from recprune.storage import MANIFEST
-from recprune.types import InputError, Json, StorageError, needs_extra
+from recprune.types import InputError, Json, Progress, StorageError, needs_extra, no_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ class InputFile:
 
     path: str
     bytes: int
-    modified_ns: int
+    modified_ns: int  # while a run reads it; a copy has another one, and is the same file
     footer_sha256: str
     row_groups: tuple[int, ...]  # rows in each
 
@@ -115,8 +115,10 @@ class Plan:
         return found
 
     def to_json(self) -> Json:
-        """Return what the output depends on: no paths, so that folders may be moved."""
+        """Return what the output depends on: no paths or times, so that files may be moved."""
         files = [asdict(file) | {"path": Path(file.path).name} for file in self.files]
+        for file in files:
+            del file["modified_ns"]
         return {
             "kind": "batch plan",
             "version": _VERSION,
@@ -127,12 +129,18 @@ class Plan:
 
 
 def make_plan(
-    recommender: str | Path, histories: str | Path, settings: BatchSettings | None = None
+    recommender: str | Path,
+    histories: str | Path,
+    settings: BatchSettings | None = None,
+    progress: Progress = no_progress,
 ) -> Plan:
-    """Look at the recommender and at the metadata of the histories, and divide the work."""
+    """Look at the recommender and at the metadata of the histories, and divide the work.
+
+    `progress` hears of files that are not read.
+    """
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
-    paths = _parquet_files(Path(histories))
+    paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None
     for path in paths:
@@ -157,16 +165,27 @@ def recommender_checksum(folder: str | Path) -> str:
         raise StorageError(f"{folder}: not a saved recommender: {error}") from None
 
 
-def _parquet_files(source: Path) -> list[Path]:
+def _parquet_files(source: Path, progress: Progress) -> list[Path]:
+    """Return the files that are meant; nobody's histories are left out without a word."""
     if not source.is_dir():
         if not source.exists():
             raise InputError(f"{source}: no such file or folder")
         return [source]
-    found = sorted(
-        path for path in source.glob("*.parquet") if not path.name.startswith((".", "_"))
-    )
+    # Names with a dot or an underscore in front are what others write while they work.
+    entries = sorted(path for path in source.iterdir() if not path.name.startswith((".", "_")))
+    for folder in filter(Path.is_dir, entries):
+        below = next(folder.rglob("*.parquet"), None)
+        if below is not None:
+            raise InputError(
+                f"{below}: in a folder below {source}, of which only the files are read: "
+                "put them together, or give one folder after the other"
+            )
+    files = [path for path in entries if not path.is_dir()]
+    found = [path for path in files if path.suffix == ".parquet"]
     if not found:
         raise InputError(f"{source}: has no Parquet files (*.parquet)")
+    if len(found) < len(files):
+        progress(f"{source}: {len(files) - len(found)} files are not named *.parquet: not read")
     return found
 
 

@@ -21,7 +21,7 @@ from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import Plan
 from recprune.types import RecpruneError
 
-_DEATHS = 5  # of worker processes, until it looks like more than an accident
+_DEATHS = 5  # of worker processes without a finished part between, until it is no accident
 
 
 def write_parts_in_processes(
@@ -29,17 +29,19 @@ def write_parts_in_processes(
 ) -> Iterator[PartReport]:
     """Answer parts in worker processes; yield each report as soon as its part is in place."""
     left = set(parts)
-    for _ in range(_DEATHS):
+    deaths = 0
+    while deaths < _DEATHS:
         try:
             for report in _write_in_one_pool(plan, out, sorted(left), workers):
                 left.discard(report.part)
+                deaths = 0
                 yield report
             return
         except BrokenProcessPool:
-            continue  # with new processes, and the parts that are still missing
+            deaths += 1  # on with new processes, and the parts that are still missing
     raise RecpruneError(
-        f"worker processes were killed {_DEATHS} times, the last time with {len(left)} parts to "
-        "go (is there enough memory for all workers?); the same command goes on"
+        f"worker processes were killed {_DEATHS} times in a row, with {len(left)} parts to go "
+        "(is there enough memory for all workers?); the same command goes on"
     )
 
 

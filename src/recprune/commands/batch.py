@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from recprune.batch.output import run_batch
@@ -62,6 +65,7 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.history_column,
             parsed.rows_per_part,
         ),
+        say,
     )
 
     def write_parts(plan: Plan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
@@ -70,18 +74,31 @@ def run(parsed: argparse.Namespace) -> None:
             return write_parts_in_processes(plan, out, parts, workers)
         from recprune.batch.on_ray import write_parts_on_ray
 
-        return write_parts_on_ray(plan, out, parts, parsed.workers, parsed.address)
+        return write_parts_on_ray(plan, out, parts, parsed.workers, parsed.address, say)
 
     progress = _Progress(plan)
     try:
-        with progress.shown:
-            run_batch(plan, parsed.out, write_parts, progress.part)
+        with _sigterm_as_ctrl_c(), progress.shown:
+            run_batch(plan, parsed.out, write_parts, progress.part, say)
     except KeyboardInterrupt:
         raise InterruptedWorkError(
             f"interrupted with {progress.parts} of {plan.num_parts} parts in {parsed.out}; "
             "the same command goes on"
         ) from None
     say(progress.summary())
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Have both requests to stop end in the same way."""
+    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Progress:

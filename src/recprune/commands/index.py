@@ -8,7 +8,14 @@ from pathlib import Path
 
 from recprune.codebook import Codebook
 from recprune.index import KIND, Index
-from recprune.shards.folder import ShardInputs, is_sharded, read_folder, shard_folder, write_shards
+from recprune.shards.folder import (
+    ShardInputs,
+    is_sharded,
+    load_shard,
+    read_folder,
+    shard_folder,
+    write_shards,
+)
 from recprune.storage import check_target, read_npy
 from recprune.types import Json
 
@@ -113,7 +120,8 @@ def _info(parsed: argparse.Namespace) -> None:
     if is_sharded(parsed.index):
         sharded = read_folder(parsed.index)
         for shard in sharded.shards if parsed.verify else ():
-            Index.load(shard_folder(sharded.path, shard.number), verify=True)
+            place = shard_folder(sharded.path, shard.number)
+            load_shard(place, shard.manifest_sha256, verify=True)
         _print_lines(sharded.describe())
         return
     _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())

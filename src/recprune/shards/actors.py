@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from recprune.cluster import driver_id
 from recprune.index import Index
 from recprune.shards.answers import answer
 from recprune.shards.folder import (
@@ -48,9 +49,15 @@ class Refusal:
 class ShardActor:
     """Answers for one shard, in a process of the cluster."""
 
-    def __init__(self, folder: str, manifest_sha256: str, lease: float | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        manifest_sha256: str,
+        lease: float | None = None,
+        verify: bool = False,
+    ) -> None:
         """With a lease, it ends itself when nobody has asked anything for so many seconds."""
-        self._folder, self._manifest_sha256 = folder, manifest_sha256
+        self._folder, self._manifest_sha256, self._verify = folder, manifest_sha256, verify
         self._index: Index | None = None
         self._lease = Lease(lease) if lease is not None else None
 
@@ -76,7 +83,7 @@ class ShardActor:
     def _told_or_refused(self, ask: Callable[[Index], _Said]) -> _Said | Refusal:
         try:
             if self._index is None:  # not at the start: a folder may be mended while we live
-                self._index = load_shard(self._folder, self._manifest_sha256)
+                self._index = load_shard(self._folder, self._manifest_sha256, verify=self._verify)
             return ask(self._index)
         except RecpruneError as error:
             return Refusal(str(error), isinstance(error, InputError))
@@ -134,9 +141,11 @@ class Replicas:
             with self._lock:
                 self._suspects.pop(number, None)
 
-    def failed(self, number: int, *, is_gone: bool = False) -> None:
+    def failed(self, number: int, actor: Any = None, *, is_gone: bool = False) -> None:
         """Take note of a replica that did not answer, and of whether Ray has given it up."""
         with self._lock:
+            if actor is not None and self.actors[number] is not actor:
+                return  # it has been replaced, and its failure says nothing of the new one
             if is_gone:
                 self._gone.add(number)
             if number not in self._suspects:
@@ -204,6 +213,7 @@ class Replicas:
                     is_well = not isinstance(ray.get(reference), Refusal)
                 except ray.exceptions.RayError as error:
                     is_well = False
+                    error.__traceback__ = None  # a cycle that would keep the index of the caller
                     if isinstance(error, ray.exceptions.ActorDiedError):
                         self._gone.add(number)
                 if is_well:
@@ -215,7 +225,7 @@ class Replicas:
 
 
 def start_actors(
-    folder: ShardedFolder, replicas: int, nodes: list[str], lease: float | None
+    folder: ShardedFolder, replicas: int, nodes: list[str], lease: float | None, verify: bool
 ) -> list[Replicas]:
     """Start the actors of all shards: neighbours, and replicas of one shard, on different nodes.
 
@@ -235,13 +245,13 @@ def start_actors(
         }  # fmt: skip
         if lease is not None:
             options |= {
-                "name": _actor_name(folder, shard, replica, lease),
+                "name": _actor_name(folder, shard, replica, lease, verify),
                 "namespace": _NAMESPACE,
                 "lifetime": "detached",
                 "get_if_exists": True,
             }
         path = str(shard_folder(folder.path, shard.number))
-        return actor_class.options(**options).remote(path, shard.manifest_sha256, lease)
+        return actor_class.options(**options).remote(path, shard.manifest_sha256, lease, verify)
 
     started = []
     for place, shard in enumerate(shard for shard in folder.shards if shard.num_items):
@@ -251,16 +261,20 @@ def start_actors(
     return started
 
 
-def _actor_name(folder: ShardedFolder, shard: Shard, replica: int, lease: float) -> str:
+def _actor_name(
+    folder: ShardedFolder, shard: Shard, replica: int, lease: float, verify: bool
+) -> str:
     """Return the name of an actor that does the very same for everybody who asks for it."""
-    same = f"{VERSION} {folder.path} {folder.manifest_sha256} {lease}"
+    same = f"{VERSION} {folder.path} {folder.manifest_sha256} {lease} {verify}"
     return f"{hashlib.sha256(same.encode()).hexdigest()[:32]}-{shard.number}-{replica}"
 
 
-def end_actors(started: list[Replicas]) -> None:
-    """End all actors for good."""
+def end_actors(started: list[Replicas], driver: str | None) -> None:
+    """End all actors for good; those of a connection that was closed have ended with it."""
     import ray
 
+    if driver is None or driver_id() != driver:
+        return
     for replicas in started:
         for actor in replicas.actors:
             ray.kill(actor)

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recprune.cluster import connected
+from recprune.arguments import checked_threads
+from recprune.cluster import connected, largest_node, say_if_busy
 from recprune.index import Layout
 from recprune.shards.folder import (
     Shard,
@@ -37,12 +38,18 @@ def build_shards_on_ray(
     codes, embeddings, bias, own_layout = inputs.read()
     layout = own_layout if layout == "auto" else layout
     check_inputs(codes, embeddings, bias, layout)
+    checked_threads(threads)
     ranges = shard_ranges(len(codes), num_shards)
-    claim_folder(folder)
     target = os.path.realpath(folder)
     with connected(address or "local"):
         import ray
 
+        if threads > (largest := largest_node()):  # Ray would wait for such a node for ever
+            raise InputError(
+                f"threads is {threads}, but the largest node of the cluster has {largest} CPUs"
+            )
+        claim_folder(folder)
+        say_if_busy(progress)
         build: Any = ray.remote(num_cpus=threads)(_write_shard)
         waiting = [
             build.remote(inputs, target, number, *items, layout, threads)

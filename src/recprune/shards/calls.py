@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from recprune.shards.actors import Refusal, Replicas
 from recprune.shards.answers import Answer, Question, kth_scores, read_answer
 from recprune.shards.folder import Shard, ShardLostError
+from recprune.types import RecpruneError
 
 _TICK = 0.05  # seconds between looks at what is late
 _PAUSE = 0.1  # seconds before a dead actor is asked again
+_LEAVE_SECONDS = 2.0  # for those inside to hear that the door was closed
 _SHARED_BYTES = 100_000  # above this, Ray keeps an argument in its object store: once is enough
 
 
@@ -37,17 +41,63 @@ class Call:
     asked: float = 0.0  # when somebody was last asked
 
 
-def answers(todo: deque[Call], timeout: float) -> Iterator[tuple[Call, Any]]:
+class Door:
+    """Whether shards can still be asked, and how many are asking.
+
+    Apart from the index: whoever asks must not keep alive what nobody else has any more.
+    """
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def check(self) -> None:
+        """Raise if there is nobody to be asked any more."""
+        import ray
+
+        if self._is_closed:
+            raise RecpruneError("the sharded index is closed")
+        if not ray.is_initialized():
+            raise ShardLostError("the connection to the cluster was closed")
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be one of those who ask."""
+        with self._changed:
+            self.check()
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close it, and let those inside leave: Ray would connect again if it were asked later."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self.inside, _LEAVE_SECONDS)
+
+
+def answers(todo: deque[Call], timeout: float, door: Door) -> Iterator[tuple[Call, Any]]:
     """Ask, and yield every call with its answer, or with a `ShardLostError` in its place.
 
     `todo` may be added to meanwhile. A shard is lost when all its replicas refuse, or when it has
     been silent for `timeout` seconds.
     """
+    with door.entered():
+        yield from _answers_inside(todo, timeout, door)
+
+
+def _answers_inside(todo: deque[Call], timeout: float, door: Door) -> Iterator[tuple[Call, Any]]:
     import ray
 
     unanswered: list[Call] = []
-    pending: dict[Any, tuple[Call, int]] = {}
+    pending: dict[Any, tuple[Call, int, Any]] = {}
     while todo or unanswered:
+        door.check()
         while todo:
             call = todo.popleft()
             still_lost = call.replicas.still_lost()
@@ -66,7 +116,8 @@ def answers(todo: deque[Call], timeout: float) -> Iterator[tuple[Call, Any]]:
             elif (number := _whom_to_ask(call, timeout)) is not None:
                 call.asked = time.monotonic()
                 call.waiting += 1
-                pending[call.send(call.replicas.actors[number])] = (call, number)
+                actor = call.replicas.actors[number]
+                pending[call.send(actor)] = (call, number, actor)
         if not pending or todo:
             time.sleep(0 if todo or not unanswered else _TICK)
             continue
@@ -75,20 +126,21 @@ def answers(todo: deque[Call], timeout: float) -> Iterator[tuple[Call, Any]]:
         if done and len(pending) > 1:
             done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
         for reference in done:
-            call, number = pending.pop(reference)
+            call, number, actor = pending.pop(reference)
             call.waiting -= 1
             try:
                 answered = ray.get(reference)
             except ray.exceptions.RayTaskError as error:  # asking again would end the same way
                 answered = Refusal(_last_line(error), is_input_error=False)
             except ray.exceptions.RayError as error:  # the actor, its node or the way there
+                error.__traceback__ = None  # a cycle that would keep the index, see Door
                 call.failures[number] = _first_line(error)
                 is_gone = isinstance(error, ray.exceptions.ActorDiedError)
-                call.replicas.failed(number, is_gone=is_gone)
+                call.replicas.failed(number, actor, is_gone=is_gone)
                 continue
             if isinstance(answered, Refusal) and not answered.is_input_error:
                 call.refusals[number] = answered.reason
-                call.replicas.failed(number)
+                call.replicas.failed(number, actor)
                 continue
             call.replicas.answered(number)
             if call in unanswered:  # no other replica was faster

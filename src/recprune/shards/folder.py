@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,7 +20,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recprune.arguments import MAX_ITEMS, checked_bias, checked_codes, checked_count
+from recprune.arguments import (
+    MAX_ITEMS,
+    checked_bias,
+    checked_codes,
+    checked_count,
+    checked_threads,
+)
 from recprune.codebook import Codebook
 from recprune.index import KIND as INDEX_KIND
 from recprune.index import Index, Layout
@@ -47,7 +54,12 @@ from recprune.types import (
 KIND = "sharded index"
 _VERSION = 1
 _MAX_SHARDS = 10_000
-_UNFINISHED = "unfinished"  # marks a folder that is being written as ours
+_UNFINISHED = "unfinished"  # marks a folder that is being written as ours, by what it says:
+_MARK = "A sharded index of recprune is being written here; the same command goes on.\n"
+# What is ours to remove: shards, notes on them, and both under the names that they are written as.
+_SHARD_NAME = re.compile(r"shard-\d{5}")
+_NOTE_NAME = re.compile(r"shard-\d{5}\.json")
+_TEMPORARY_NAME = re.compile(r"\.shard-\d{5}(\.json)?\.[a-z0-9_]{8}(\.old)?")
 
 
 class ShardLostError(RecpruneError):
@@ -160,6 +172,7 @@ def write_shards(
 ) -> None:
     """Write an index in shards, one after the other. The codes may be a memory-mapped file."""
     check_inputs(codes, sub_item_embeddings, item_bias, layout)
+    checked_threads(threads)
     ranges = shard_ranges(len(codes), num_shards)
     claim_folder(folder)
     shards = []
@@ -184,13 +197,32 @@ def check_inputs(
 def claim_folder(folder: str | Path) -> None:
     """Make the folder that shards are written to; refuse one that holds anything else."""
     path = Path(os.path.realpath(folder))
+    mark = path / _UNFINISHED
     try:
-        if not (path / _UNFINISHED).exists():
+        if os.path.lexists(mark):
+            if not _is_marked(path):
+                raise StorageError(f"{mark}: already exists and is something else; not overwritten")
+            return
+        # A mark that a kill left half written is no reason to refuse.
+        if not path.is_dir() or any(not _is_half_a_mark(entry) for entry in path.iterdir()):
             check_target(path, kind=KIND)
-            path.mkdir(parents=True, exist_ok=True)
-            (path / _UNFINISHED).touch()
+        path.mkdir(parents=True, exist_ok=True)
+        with writing_file(mark) as temporary:
+            temporary.write_text(_MARK, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether a folder is one that we have begun to write."""
+    try:
+        return (path / _UNFINISHED).read_text(encoding="utf-8") == _MARK
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _is_half_a_mark(entry: Path) -> bool:
+    return entry.name.startswith(f".{_UNFINISHED}.")
 
 
 def write_shard(
@@ -253,11 +285,25 @@ def finish_folder(folder: str | Path, shards: list[Shard], embeddings: Float32Ar
                 (whole / name).replace(path / name)
         (path / _UNFINISHED).unlink()
         kept = {_name(shard.number) for shard in shards}
-        for left_over in [*path.glob("shard-*"), *path.glob(".shard-*")]:
-            if left_over.stem not in kept:
-                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        for entry in list(path.iterdir()):
+            if entry.stem not in kept and _is_ours_to_remove(entry):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _is_ours_to_remove(entry: Path) -> bool:
+    """Whether we wrote this, under a name of ours, and nobody has put anything else into it."""
+    is_temporary = _TEMPORARY_NAME.fullmatch(entry.name) is not None
+    if entry.is_symlink() or not entry.is_dir():
+        return is_temporary or (
+            _NOTE_NAME.fullmatch(entry.name) is not None and _noted(entry) is not None
+        )
+    is_shard = _SHARD_NAME.fullmatch(entry.name) and _saved_kind(entry) == INDEX_KIND
+    return bool(is_shard or is_temporary) and all(
+        file.is_file() and (file.suffix == ".npy" or file.name == MANIFEST)
+        for file in entry.iterdir()
+    )
 
 
 # Reading -----------------------------------------------------------------------------------------
@@ -271,7 +317,7 @@ def is_sharded(folder: str | Path) -> bool:
 def read_folder(folder: str | Path) -> ShardedFolder:
     """Return what a saved sharded index says of itself; its shards are not looked at."""
     path = Path(os.path.realpath(folder))
-    if (path / _UNFINISHED).exists() and not (path / MANIFEST).exists():
+    if _is_marked(path) and not (path / MANIFEST).exists():
         raise StorageError(f"{path}: writing it was never finished; the same command goes on")
     settings, arrays = load_folder(path, kind=KIND, version=_VERSION, verify=True)
     checksum = manifest_sha256(path)
@@ -289,9 +335,12 @@ def shard_folder(folder: str | Path, number: int) -> Path:
     return Path(folder) / _name(number)
 
 
-def load_shard(folder: str | Path, expected_sha256: str) -> Index:
-    """Memory-map a shard, and refuse one that is not the one that the whole was written with."""
-    index = Index.load(folder)
+def load_shard(folder: str | Path, expected_sha256: str, *, verify: bool = False) -> Index:
+    """Memory-map a shard, and refuse one that is not the one that the whole was written with.
+
+    With `verify`, every byte of it is read and compared with its checksum.
+    """
+    index = Index.load(folder, verify=verify)
     if manifest_sha256(folder) != expected_sha256:
         raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
     return index
@@ -316,15 +365,23 @@ def _saved_kind(folder: str | Path) -> Any:
 
 def _finished(note: Path, place: Path, source: str) -> Shard | None:
     """Return the shard that an earlier call made of the same input, if it is still there."""
+    noted = _noted(note)
+    if noted is None or noted[0] != source:
+        return None
+    try:
+        load_shard(place, noted[1].manifest_sha256, verify=True)
+    except StorageError:
+        return None  # then it is built again
+    return noted[1]
+
+
+def _noted(note: Path) -> tuple[str, Shard] | None:
+    """Return of what a shard was made, and which one it is, if this is a note that says so."""
     try:
         noted = json.loads(note.read_text(encoding="utf-8"))
-        shard = Shard(**noted["shard"])
-        if noted["source"] == source:
-            load_shard(place, shard.manifest_sha256)  # looks at the sizes of all files
-            return shard
-    except (OSError, ValueError, KeyError, TypeError, StorageError):
-        pass  # then it is built again
-    return None
+        return str(noted["source"]), Shard(**noted["shard"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _fingerprint(

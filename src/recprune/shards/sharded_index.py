@@ -27,7 +27,7 @@ from recprune.arguments import (
     checked_threads,
     refuse_infinite,
 )
-from recprune.cluster import connected
+from recprune.cluster import connected, driver_id
 from recprune.methods import Method, find_method
 from recprune.results import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.actors import (
@@ -47,10 +47,10 @@ from recprune.shards.answers import (
     plan_rounds,
     refuse_overflow,
 )
-from recprune.shards.calls import Call, Part, answers, asking
+from recprune.shards.calls import Call, Door, Part, answers, asking
 from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
 from recprune.shards.lease import SignOfLife
-from recprune.types import Float32Array, InputError, Json, RecpruneError
+from recprune.types import Float32Array, InputError, Json
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
 _START_SECONDS = 30.0  # or more: a process that starts takes longer than one that answers
@@ -80,7 +80,7 @@ class ShardedIndex:
         self._started = started  # of the shards that have items
         self._allow_partial, self._timeout = allow_partial, timeout
         self._connection = connection
-        self._is_closed = False
+        self._door = Door()
         self._turn = itertools.count()
 
     @classmethod
@@ -94,6 +94,7 @@ class ShardedIndex:
         timeout: float = 30.0,
         shared: bool = False,
         lease: float = 60.0,
+        verify: bool = False,
     ) -> ShardedIndex:
         """Start the actors of a saved sharded index; every node must find it under this path.
 
@@ -103,23 +104,23 @@ class ShardedIndex:
         returns what the other shards have, marked as not exact.
 
         Actors that are `shared` are those of all processes which open the same folder this way.
-        They end `lease` seconds after the last of these has closed it, or has died.
+        They end `lease` seconds after the last of these has closed it, or has died. With `verify`,
+        every byte of a shard is compared with its checksum before it answers.
         """
         if not 1 <= checked_count(replicas, "replicas") <= 100:
             raise InputError(f"replicas is {replicas}, expected 1 to 100")
-        if not 0 < timeout < 1e6:
-            raise InputError(f"timeout is {timeout}, expected seconds, more than 0")
-        if not 0 < lease < 1e6:
-            raise InputError(f"lease is {lease}, expected seconds, more than 0")
+        _check_seconds(timeout, "timeout")
+        _check_seconds(lease, "lease")
         saved = read_folder(folder)
         num_actors = replicas * sum(shard.num_items > 0 for shard in saved.shards)
         with ExitStack() as connection:
             num_cpus = max(num_actors, os.cpu_count() or 1)
             connection.enter_context(connected(address or "local", num_cpus))
-            started = start_actors(saved, replicas, _nodes(), lease if shared else None)
-            connection.callback(
-                *(SignOfLife(started, lease).end,) if shared else (end_actors, started)
-            )
+            started = start_actors(saved, replicas, _nodes(), lease if shared else None, verify)
+            if shared:
+                connection.callback(SignOfLife(started, lease).end)
+            else:
+                connection.callback(end_actors, started, driver_id())
             index = cls(saved, started, allow_partial, timeout, connection)
             index._wait_until_ready(num_actors)
             index._connection = connection.pop_all()
@@ -129,7 +130,7 @@ class ShardedIndex:
 
     def close(self) -> None:
         """End the actors, or let go of shared ones; and the cluster, if it was started for them."""
-        self._is_closed = True
+        self._door.close()
         self._connection.close()
 
     def __enter__(self) -> ShardedIndex:
@@ -240,7 +241,7 @@ class ShardedIndex:
         """Say what the shards hold and cost, and on which nodes they are."""
         import ray
 
-        self._check_open()
+        self._door.check()
         asked = [
             [actor.describe.remote() for actor in replicas.actors] for replicas in self._started
         ]
@@ -396,22 +397,14 @@ class ShardedIndex:
         return best_possible_scores(tables, max(shard.highest_bias for shard in part.missing))
 
     def _answers(self, todo: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        self._check_open()
-        return answers(todo, self._timeout)
-
-    def _check_open(self) -> None:
-        import ray
-
-        if self._is_closed:
-            raise RecpruneError("the sharded index is closed")
-        if not ray.is_initialized():
-            raise ShardLostError("the connection to the cluster was closed")
+        return answers(todo, self._timeout, self._door)
 
     def _wait_until_ready(self, num_actors: int) -> None:
         import ray
 
         calls = deque(Call(replicas, asking("describe")) for replicas in self._started)
-        said = [answered for _, answered in answers(calls, max(self._timeout, _START_SECONDS))]
+        patience = max(self._timeout, _START_SECONDS)
+        said = [answered for _, answered in answers(calls, patience, self._door)]
         lost = [answered for answered in said if isinstance(answered, ShardLostError)]
         if lost and not (self._allow_partial and len(lost) < len(self._started)):
             free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
@@ -425,6 +418,11 @@ def _rounds_that_pay(num_queries: int, num_shards: int) -> int:
     # A single query is 15 to 30 % slower in two rounds and 256 queries 40 %; from 1024 on two
     # rounds seem to win by a tenth, within the noise. More than two score hardly fewer items.
     return 2 if num_queries >= _QUERIES_FOR_TWO_ROUNDS * num_shards else 1
+
+
+def _check_seconds(seconds: Any, name: str) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
+        raise InputError(f"{name} is {seconds!r}, expected seconds, more than 0")
 
 
 def _nodes() -> list[str]:
