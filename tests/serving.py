@@ -35,6 +35,13 @@ HISTORY = ["a", "tea é7", "n"]
 Json = dict[str, Any]
 
 
+def save_two_recommenders(place: Path) -> list[Path]:
+    """Save two recommenders of the same items that answer differently."""
+    for seed in (0, 1):
+        save_recommender(place / str(seed), seed)
+    return [place / "0", place / "1"]
+
+
 def save_recommender(folder: Path, seed: int = 0, ids: str = "strings") -> Recommender:
     """Save the recommender of a model that was never trained: it answers like any other."""
     torch.set_num_threads(1)

@@ -20,6 +20,7 @@ SOURCE = Path(recprune.__file__).parent
 # A folder is one room: its files are siblings.
 ROOMS = [
     "types",
+    "signals",
     "machine",
     "storage",
     "identifiers",

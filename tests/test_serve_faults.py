@@ -34,7 +34,7 @@ from tests.serving import (
     received,
     replace,
     save_index,
-    save_recommender,
+    save_two_recommenders,
     serving,
     wait_until,
 )
@@ -42,11 +42,7 @@ from tests.serving import (
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two recommenders of the same items that answer differently."""
-    place = tmp_path_factory.mktemp("saved")
-    for seed in (0, 1):
-        save_recommender(place / str(seed), seed)
-    return [place / "0", place / "1"]
+    return save_two_recommenders(tmp_path_factory.mktemp("saved"))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.serving import (
     expected,
     items_of,
     replace,
-    save_recommender,
+    save_two_recommenders,
     serving,
     wait_for_workers,
     wait_until,
@@ -33,11 +33,7 @@ from tests.serving import (
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two recommenders of the same items that answer differently."""
-    place = tmp_path_factory.mktemp("saved")
-    for seed in (0, 1):
-        save_recommender(place / str(seed), seed)
-    return [place / "0", place / "1"]
+    return save_two_recommenders(tmp_path_factory.mktemp("saved"))
 
 
 @pytest.fixture

@@ -75,6 +75,15 @@ def checked_count(count: Any, name: str) -> int:
     return int(count)
 
 
+def checked_k(k: Any) -> int:
+    """Return how many items are wanted."""
+    if type(k) is not int:
+        k = checked_count(k, "k")
+    if not 0 <= k < MAX_ITEMS:
+        raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
+    return int(k)
+
+
 def checked_threads(threads: Any) -> int:
     """Return a number of threads."""
     if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:

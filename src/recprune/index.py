@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from recprune import _native
 from recprune.arguments import (
-    MAX_ITEMS,
     checked_allow,
     checked_bias,
     checked_codes,
-    checked_count,
     checked_exclude,
     checked_floor,
     checked_items,
+    checked_k,
     checked_queries,
     checked_threads,
     eligible,
@@ -345,10 +344,7 @@ class Index:
     ) -> TopK:
         # A search may take 50 µs and finds cold caches: every line here is felt.
         chosen, settings = find_method(method)
-        if type(k) is not int:
-            k = checked_count(k, "k")
-        if not 0 <= k < MAX_ITEMS:
-            raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
+        k = checked_k(k)
         checked_threads(threads)
         batch, single = checked_queries(queries, name, shape)
         offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 
 from recprune.distributed import LostWorkerError
+from recprune.signals import requests_to_stop
 from recprune.types import InterruptedWorkError, Json, RecpruneError, needs_extra
 
 with needs_extra("train"):
@@ -152,19 +152,12 @@ def _requests_to_stop() -> Iterator[Callable[[], int]]:
     """Count the requests to stop instead of following them."""
     requests = 0
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
+    def count() -> None:
         nonlocal requests
         requests += 1
 
-    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
-        yield lambda: 0
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with requests_to_stop(count):
         yield lambda: requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def as_worker(line_number: int, work: Callable[[], None]) -> int:

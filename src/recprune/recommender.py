@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.arguments import MAX_ITEMS, checked_count, checked_threads
+from recprune.arguments import checked_k, checked_threads
 from recprune.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.index import Index
@@ -251,9 +251,7 @@ class Recommender:
         `allow` restricts the answer to some items, given by id or as a mask over the catalogue.
         """
         clock = _Clock()
-        k = checked_count(k, "k")
-        if not 0 <= k < MAX_ITEMS:
-            raise InputError(f"k is {k}, expected an integer from 0 to below {MAX_ITEMS}")
+        k = checked_k(k)
         chosen, _ = find_method(method)
         checked_threads(threads)
         known, unknown = self._internal(histories)

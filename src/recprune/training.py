@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
@@ -40,6 +37,7 @@ from recprune.sequence_model import (
     target_ranks,
 )
 from recprune.settings import Settings
+from recprune.signals import requests_to_stop
 from recprune.steps import SharedStep, Step, make_step
 from recprune.storage import MANIFEST, writing_file
 from recprune.types import (
@@ -288,18 +286,11 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
     """
     asked = False
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
+    def hear() -> None:
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
         asked = True
 
-    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
-        yield lambda: False
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with requests_to_stop(hear):
         yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.arguments import (
-    MAX_ITEMS,
     checked_allow,
     checked_count,
     checked_exclude,
     checked_floor,
     checked_items,
+    checked_k,
     checked_queries,
     checked_threads,
     refuse_infinite,
@@ -303,8 +303,7 @@ class ShardedIndex:
 
         begun = time.perf_counter_ns()
         chosen, _ = find_method(method)
-        if not 0 <= (k := checked_count(k, "k")) < MAX_ITEMS:
-            raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
+        k = checked_k(k)
         checked_threads(threads)
         if rounds is not None and checked_count(rounds, "rounds") < 1:
             raise InputError(f"rounds is {rounds}, expected 1 or more")
