@@ -359,6 +359,16 @@ def peer_records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return records_of(PeerTable(), plan_of([other, VAGUE]), folder)
 
 
+def test_peers_are_built_for_the_first_log_alone() -> None:
+    elsewhere = replace(VAGUE, log="elsewhere")
+    other = replace(elsewhere, model="sasrecjpq")
+    assert [part.name for part in PeerTable().parts(plan_of([VAGUE, elsewhere]))] == ["toy"]
+    parts = PeerTable().parts(plan_of([other, elsewhere, VAGUE]))
+    assert [part.settings["workload"] for part in parts] == [elsewhere.checksum()]
+    assert PeerTable().parts(plan_of([other]))
+    assert not PeerTable().parts(plan_of([]))
+
+
 def test_every_peer_is_measured_or_accounted_for(peer_records: list[Record]) -> None:
     (record,) = peer_records
     figures = record.figures
