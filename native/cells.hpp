@@ -349,6 +349,7 @@ inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
     CellSearch search(layout, codes, kernels, query, num_sub_items, request, deficits, top, stats);
     double proven = 0.0;  // every item with a smaller deficit than this has been considered
     auto finish = [&] {
+        top.settle();
         // Under an inflated threshold, items were rejected down to the slack that it has now.
         if (request.over_inflation > 0.0 && top.full())
             proven = std::min(proven, deficits.slack(top.threshold(), request.over_inflation));
@@ -367,6 +368,7 @@ inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
         if (ring.cells < budget || ring.cells > settings.most_cells) return false;
         if (!search.visit(ring, CellSearch::kNoLimit, true)) return finish();
         proven = deficits.slack_of(ring.covers());
+        top.settle();
     }
     const double slack = deficits.slack(top.threshold(), request.over_inflation);
     if (slack < proven) return finish();

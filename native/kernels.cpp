@@ -355,23 +355,44 @@ RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t 
     return totals;
 }
 
-// With their number known at compile time, the tables of the near rows stay in registers. Nothing
-// here depends on a branch: every block's sums are written, and stay if the block is found.
-template <std::size_t near>
-RECPRUNE_AVX512 std::size_t find_blocks_in(const CodeRow* rows, std::size_t count,
+// Adds up rows. With their number known at compile time, their tables stay in registers; where
+// there are more than kMostKnown, the tables of the others are loaded again for every block.
+constexpr std::size_t kMostKnown = 7;
+
+template <std::size_t known>
+class RowSums {
+  public:
+    RECPRUNE_AVX512 RowSums(const CodeRow* rows, std::size_t count) : rows_(rows), count_(count) {
+        for (std::size_t row = 0; row < known; ++row) tables_[row] = load_table(rows[row].deficits);
+    }
+
+    RECPRUNE_AVX512 __m512i add_to(__m512i totals, std::size_t block) const {
+        for (std::size_t row = 0; row < known; ++row) {
+            const __m512i codes = _mm512_loadu_si512(rows_[row].codes + block * kBlockItems);
+            totals = _mm512_adds_epu8(totals, look_up(tables_[row], codes));
+        }
+        if constexpr (known == kMostKnown)
+            totals = add_rows_avx512(rows_ + known, count_ - known, block, totals);
+        return totals;
+    }
+
+  private:
+    const CodeRow* rows_;
+    std::size_t count_;
+    std::array<Table, known> tables_;
+};
+
+// Nothing here depends on a branch: every block's sums are written, and stay if the block is found.
+template <std::size_t known>
+RECPRUNE_AVX512 std::size_t find_blocks_in(const CodeRow* rows, std::size_t near, std::size_t count,
                                            std::size_t begin, std::size_t end, int limit,
                                            std::uint32_t* found, std::uint8_t* sums) {
-    Table tables[near];
-    for (std::size_t row = 0; row < near; ++row) tables[row] = load_table(rows[row].deficits);
+    const RowSums<known> near_rows(rows, near);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t num_found = 0;
     std::size_t last_found = begin;
     for (std::size_t block = begin; block < end; ++block) {
-        __m512i totals = _mm512_setzero_si512();
-        for (std::size_t row = 0; row < near; ++row) {
-            const __m512i codes = _mm512_loadu_si512(rows[row].codes + block * kBlockItems);
-            totals = _mm512_adds_epu8(totals, look_up(tables[row], codes));
-        }
+        const __m512i totals = near_rows.add_to(_mm512_setzero_si512(), block);
         const bool passing = _mm512_cmple_epu8_mask(totals, limits) != 0;
         _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
         found[num_found] = static_cast<std::uint32_t>(block);
@@ -386,38 +407,42 @@ RECPRUNE_AVX512 std::size_t find_blocks_avx512(const CodeRow* rows, std::size_t 
                                                std::size_t count, std::size_t begin,
                                                std::size_t end, int limit, std::uint32_t* found,
                                                std::uint8_t* sums) {
-    constexpr std::size_t kFewest = 3;
-    constexpr std::array kKnown = {find_blocks_in<3>, find_blocks_in<4>, find_blocks_in<5>,
-                                   find_blocks_in<6>, find_blocks_in<7>};
-    if (kFewest <= near && near < kFewest + kKnown.size())
-        return kKnown[near - kFewest](rows, count, begin, end, limit, found, sums);
-    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
-    std::size_t num_found = 0;
-    for (std::size_t block = begin; block < end; ++block) {
-        const __m512i totals = add_rows_avx512(rows, near, block, _mm512_setzero_si512());
-        if (!_mm512_cmple_epu8_mask(totals, limits)) continue;
-        _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
-        prefetch_rows(rows + near, count - near, block);
-        found[num_found++] = static_cast<std::uint32_t>(block);
-    }
-    return num_found;
+    constexpr std::array kFind = {find_blocks_in<0>, find_blocks_in<1>,         find_blocks_in<2>,
+                                  find_blocks_in<3>, find_blocks_in<4>,         find_blocks_in<5>,
+                                  find_blocks_in<6>, find_blocks_in<kMostKnown>};
+    const auto find = kFind[std::min(near, kMostKnown)];
+    return find(rows, near, count, begin, end, limit, found, sums);
 }
 
-RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_t count,
-                                                 std::uint32_t* blocks, std::size_t num_blocks,
-                                                 const std::uint8_t* sums, int limit,
-                                                 std::uint64_t* items) {
+template <std::size_t known>
+RECPRUNE_AVX512 std::size_t filter_blocks_in(const CodeRow* rows, std::size_t count,
+                                             std::uint32_t* blocks, std::size_t num_blocks,
+                                             const std::uint8_t* sums, int limit,
+                                             std::uint64_t* items) {
+    const RowSums<known> far_rows(rows, count);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t kept = 0;
     for (std::size_t at = 0; at < num_blocks; ++at) {
-        const __m512i totals =
-            add_rows_avx512(rows, count, blocks[at], _mm512_loadu_si512(sums + at * kBlockItems));
+        const __m512i so_far = _mm512_loadu_si512(sums + at * kBlockItems);
+        const __m512i totals = far_rows.add_to(so_far, blocks[at]);
         const std::uint64_t passing = _mm512_cmple_epu8_mask(totals, limits);
         blocks[kept] = blocks[at];
         items[kept] = passing;
         kept += passing != 0;
     }
     return kept;
+}
+
+RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_t count,
+                                                 std::uint32_t* blocks, std::size_t num_blocks,
+                                                 const std::uint8_t* sums, int limit,
+                                                 std::uint64_t* items) {
+    constexpr std::array kFilter = {filter_blocks_in<0>, filter_blocks_in<1>,
+                                    filter_blocks_in<2>, filter_blocks_in<3>,
+                                    filter_blocks_in<4>, filter_blocks_in<5>,
+                                    filter_blocks_in<6>, filter_blocks_in<kMostKnown>};
+    const auto filter = kFilter[std::min(count, kMostKnown)];
+    return filter(rows, count, blocks, num_blocks, sums, limit, items);
 }
 
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,

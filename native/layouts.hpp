@@ -30,6 +30,10 @@ struct ListLayout {
         return codes.data() + number * items.size();
     }
 
+    void prefetch_item(std::size_t block, std::size_t lane) const {
+        __builtin_prefetch(&items[block * kBlockItems + lane]);
+    }
+
     // Which items of a block, the last of its list, are more than padding.
     std::uint64_t real_items(std::size_t block) const {
         std::uint64_t real = 0;

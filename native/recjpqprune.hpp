@@ -57,6 +57,7 @@ void recjpqprune(std::span<const Code> codes, const InvertedIndex<PostedItem>& i
     // An entry of a posting list, and a code.
     const auto bytes = static_cast<std::int64_t>(sizeof(Item) + num_splits * sizeof(Code));
     while (true) {
+        top.settle();
         const double threshold = top.threshold();
         const double wanted = threshold + limits.over_inflation * (best - threshold);
         if (top.full() && bound < (limits.over_inflation > 0.0 ? wanted : threshold)) break;

@@ -49,8 +49,9 @@ class ListScan {
     // Scans up to `num_lists` more lists. Returns true if the search has ended: nothing is left
     // that could enter the top K, or a request to stop came, which stats.exact then tells apart.
     bool run(std::size_t num_lists) {
-        // Others may have used the deficits since.
+        // Others may have used the deficits since, and found more.
         quantised_ = false;
+        top_.settle();
         if (top_.full()) tighten();
         const std::size_t stop = std::min(rank_ + num_lists, layout_.num_sub_items);
         const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
@@ -63,6 +64,7 @@ class ListScan {
                 break;
             }
             if (stats_.steps >= request_.max_steps || request_.expired()) {
+                top_.settle();
                 const float* scores = query_.sub_item_scores;
                 const double lost = static_cast<double>(scores[order_[0]]) - scores[list];
                 double considered = lost;  // items with a smaller deficit have been looked at
@@ -77,6 +79,7 @@ class ListScan {
             ++stats_.steps;
             scan_list(list);
         }
+        top_.settle();
         if (rank_ < layout_.num_sub_items) return false;
         if (quantised_) {  // what was rejected is below the threshold, or below the inflated one
             const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
@@ -154,6 +157,10 @@ class ListScan {
                                        sums.data(), left, items.data());
             count_bytes((stop - block) * near_ + num_found * far);
             adapt(stop - block, num_found);
+            // Who they are, a cache miss, will soon be asked of some of them.
+            for (std::size_t at = 0; at < num_kept; ++at)
+                layout_.prefetch_item(found[at],
+                                      static_cast<std::size_t>(std::countr_zero(items[at])));
             for (std::size_t at = 0; at < num_kept; ++at) {
                 if (found[at] + std::size_t{1} == end) items[at] &= layout_.real_items(found[at]);
                 score_block(list, found[at], items[at]);
@@ -186,7 +193,7 @@ class ListScan {
         for (; mask; mask &= mask - 1) {
             const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
             float score = layout_.score(query_.sub_item_scores, list, block, lane);
-            // Who the item is, a cache miss, matters only if it is good enough.
+            // Who the item is, often a cache miss, matters only if it is good enough.
             if (!query_.item_bias && score < top_.threshold()) continue;
             const Item item = layout_.items[block * kBlockItems + lane];
             score = query_.with_bias(score, item);

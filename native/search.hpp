@@ -250,12 +250,13 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
         // Nothing is wanted, or nothing is there.
         const Method method =
             query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
+        const std::vector<Scored>& best = top.sorted();
         // Where more are wanted than there are items, none of them is the K-th.
         const float threshold = request.k > query.k ? floor : top.threshold();
         std::int64_t* ids_out = ids.data() + number * request.k;
         float* scores_out = scores.data() + number * request.k;
         std::size_t rank = 0;
-        for (const Scored& entry : top.sorted()) {
+        for (const Scored& entry : best) {
             ids_out[rank] = entry.item;
             scores_out[rank++] = entry.score;
         }

@@ -20,72 +20,77 @@ inline bool better(const Scored& a, const Scored& b) {
     return a.score != b.score ? a.score > b.score : a.item < b.item;
 }
 
-// Items may be offered in any order and more than once.
+// Items may be offered in any order and more than once. Where many are wanted, offers are taken in
+// by the batch: until `settle`, the threshold lags behind, which is safe.
 class TopK {
   public:
     // With a floor, no item below it enters. It is held by K entries of nobody, who lose every tie:
     // to a search, the top K is full and the floor is its threshold from the beginning.
     explicit TopK(std::size_t k, float floor = -std::numeric_limits<float>::infinity()) : k_(k) {
-        seen_.resize(64, kEmpty);
         if (floor == threshold_) return;
-        heap_.assign(k, {floor, kEmpty});
+        best_.assign(k, {floor, kNobody});
         threshold_ = floor;
     }
 
     // K-th best score so far (θ): no item below it can enter. −∞ until K items are there.
     float threshold() const { return threshold_; }
-    bool full() const { return heap_.size() == k_; }
+    bool full() const { return best_.size() == k_; }
 
     void offer(float score, Item item) {
+        const Scored entry{score, item};
         if (k_ == 0 || !(score >= threshold_)) return;
-        if (full() && !better({score, item}, heap_.front())) return;
-        // Whoever was evicted cannot come back, so remembering every entry ever is enough.
-        if (!remember(item)) return;
-        if (full()) {
-            std::pop_heap(heap_.begin(), heap_.end(), better);
-            heap_.pop_back();
-        }
-        heap_.push_back({score, item});
-        std::push_heap(heap_.begin(), heap_.end(), better);  // the worst stands in front
-        if (full()) threshold_ = heap_.front().score;
+        if (full() && !better(entry, best_.back())) return;
+        if (k_ <= kFew) return insert(entry);
+        fresh_.push_back(entry);
+        if (fresh_.size() >= k_ / kBatches) settle();
     }
 
-    // Best first. Ends the life of this object as a heap.
+    // Brings the threshold up to date.
+    void settle() {
+        if (fresh_.empty()) return;  // the rule for small K
+        std::sort(fresh_.begin(), fresh_.end(), better);
+        const auto old = static_cast<std::ptrdiff_t>(best_.size());
+        best_.insert(best_.end(), fresh_.begin(), fresh_.end());
+        fresh_.clear();
+        std::inplace_merge(best_.begin(), best_.begin() + old, best_.end(), better);
+        auto is_same = [](const Scored& a, const Scored& b) {
+            return a.item == b.item && a.item != kNobody;
+        };
+        best_.erase(std::unique(best_.begin(), best_.end(), is_same), best_.end());
+        if (best_.size() > k_) best_.resize(k_);
+        if (full()) threshold_ = best_.back().score;
+    }
+
+    // Best first. Ends the life of this object.
     const std::vector<Scored>& sorted() {
-        std::erase_if(heap_, [](const Scored& entry) { return entry.item == kEmpty; });
-        std::sort(heap_.begin(), heap_.end(), better);
-        return heap_;
+        settle();
+        std::erase_if(best_, [](const Scored& entry) { return entry.item == kNobody; });
+        return best_;
     }
 
   private:
-    static constexpr Item kEmpty = std::numeric_limits<Item>::max();
+    static constexpr Item kNobody = std::numeric_limits<Item>::max();
+    static constexpr std::size_t kFew = 128;    // up to here, an offer finds its place at once
+    static constexpr std::size_t kBatches = 8;  // that fill the top K once
 
-    // Adds to a set of items with open addressing; false if it was there already.
-    bool remember(Item item) {
-        if (2 * (num_seen_ + 1) > seen_.size()) {
-            std::vector<Item> old(2 * seen_.size(), kEmpty);
-            old.swap(seen_);
-            num_seen_ = 0;
-            for (Item entry : old) {
-                if (entry != kEmpty) remember(entry);
-            }
+    void insert(const Scored& entry) {
+        auto place = best_.end();
+        while (place != best_.begin() && better(entry, place[-1])) --place;
+        // Whoever was offered before is there, or was evicted and cannot come back.
+        if (place != best_.begin() && place[-1].item == entry.item) return;
+        if (full()) {
+            std::move_backward(place, best_.end() - 1, best_.end());
+            *place = entry;
+        } else {
+            best_.insert(place, entry);
         }
-        const std::size_t mask = seen_.size() - 1;
-        std::size_t slot = (item * 0x9E3779B1u) & mask;
-        while (seen_[slot] != kEmpty) {
-            if (seen_[slot] == item) return false;
-            slot = (slot + 1) & mask;
-        }
-        seen_[slot] = item;
-        ++num_seen_;
-        return true;
+        if (full()) threshold_ = best_.back().score;
     }
 
     std::size_t k_;
     float threshold_ = -std::numeric_limits<float>::infinity();
-    std::vector<Scored> heap_;
-    std::vector<Item> seen_;
-    std::size_t num_seen_ = 0;
+    std::vector<Scored> best_;   // the best first
+    std::vector<Scored> fresh_;  // offers that are not among them yet
 };
 
 }  // namespace recprune

@@ -101,7 +101,7 @@ def cases(draw: st.DrawFn) -> Case:
     else:
         scores = rng.standard_normal(shape) - 5
         scores[:, 0] += 10
-    k = draw(st.sampled_from([0, 1, 2, 10, num_items, num_items + 3]))
+    k = draw(st.sampled_from([0, 1, 2, 10, 128, 129, num_items // 2, num_items, num_items + 3]))
     bias = None
     if draw(st.integers(0, 3)) == 0:
         bias = rng.choice([0.0, -0.0, 0.5, -3.0, 1e-8], num_items).astype(np.float32)
@@ -165,7 +165,7 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
 
 
 @settings(max_examples=FUZZ // 20 or 60, derandomize=not FUZZ)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 10, 100]), st.floats(0.2, 3.0))
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 10, 100, 1000]), st.floats(0.2, 3.0))
 def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
     seed: int, k: int, sharpness: float
 ) -> None:
@@ -358,16 +358,17 @@ def test_scores_of_given_items(trained: tuple[Index, Float32Array, Case]) -> Non
         index.score(phi[0], [1, 20_000])
 
 
+@pytest.mark.parametrize("k", [10, 300])
 def test_the_paper_s_algorithm_takes_the_specification_s_steps(
-    trained: tuple[Index, Float32Array, Case],
+    trained: tuple[Index, Float32Array, Case], k: int
 ) -> None:
     index, phi, case = trained
     lists = build_posting_lists(case.codes, 256)
     for sub_items_per_step in (1, 7, 8, 256):
         ids, scores, steps = reference.recjpqprune(
-            case.scores, case.codes, lists, 10, sub_items_per_step
+            case.scores, case.codes, lists, k, sub_items_per_step
         )
-        top = index.search(phi[0], 10, method=RecJPQPrune(sub_items_per_step=sub_items_per_step))
+        top = index.search(phi[0], k, method=RecJPQPrune(sub_items_per_step=sub_items_per_step))
         assert_same(top, (ids, scores), sub_items_per_step)
         assert top.stats.steps.tolist() == [steps]
 
@@ -375,17 +376,18 @@ def test_the_paper_s_algorithm_takes_the_specification_s_steps(
 # Unsafe settings ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("k", [10, 300])
 @pytest.mark.parametrize("method", [RecJPQPrune, Scan, Cells, Auto])
 @pytest.mark.parametrize(
     "settings", [{"max_steps": 1}, {"max_steps": 20}, {"over_inflation": 0.3}, {"deadline_us": 1.0}]
 )
 def test_unsafe_searches_say_how_far_off_they_can_be(
-    trained: tuple[Index, Float32Array, Case], method: Any, settings: dict[str, Any]
+    trained: tuple[Index, Float32Array, Case], method: Any, settings: dict[str, Any], k: int
 ) -> None:
     index, phi, _ = trained
     for query in range(20):
-        exact = index.search(phi[query], 10)
-        top = index.search(phi[query], 10, method=method(**settings))
+        exact = index.search(phi[query], k)
+        top = index.search(phi[query], k, method=method(**settings))
         if top.stats.exact[0]:
             assert np.array_equal(top.ids, exact.ids)
         else:

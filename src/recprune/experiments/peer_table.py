@@ -73,9 +73,8 @@ class PeerTable:
             workload.log,
             settings,
             lambda progress: measure(workload, queries, users, budget, plan.seed, progress),
-            # On two cores building takes about an hour for a million items: half of it for a graph
-            # of efConstruction 200.
-            minutes=5.0 + len(workload.codes) / 1.6e4,
+            # On two cores building takes about 50 minutes for a million items, mostly for graphs.
+            minutes=5.0 + len(workload.codes) / 2e4,
         )
 
     def section(self, records: Sequence[Record]) -> Section:
