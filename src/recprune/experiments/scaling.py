@@ -81,7 +81,7 @@ def measure(
             searches[family] = peer_search(registry.build(family, model, memory // 3)[0])
         else:
             left_out[family] = reason
-    slow = max(6, min(queries // 2, 2 * 10**8 // num_items))
+    slow = min(max(3, queries // 2), max(6, 2 * 10**8 // num_items))
     with registry.one_thread():
         for name in [name for name in searches if name in _SLOW]:
             progress(f"trying {name}")
