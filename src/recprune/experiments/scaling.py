@@ -39,6 +39,9 @@ _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
 _PEERS = ("faiss_pq", "torch_pqtopk")
 _SLOW = {"pqtopk", "recjpqprune", "default", *_PEERS}
+# What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes so
+# many queries to be as fast as it is when it runs alone.
+_WARM = 10
 _SECONDS = 600.0  # that the queries of one method may take
 _HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are told apart
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
@@ -93,7 +96,7 @@ def measure(
                     f"{seconds / 60:,.0f} minutes"
                 )
         timed = interleaved(
-            searches, users, 10, seed=seed, block=_block(queries),
+            searches, users, 10, seed=seed, block=_block(queries), warm=_WARM,
             limits={name: slow for name in searches if name in _SLOW}, progress=progress,
         )  # fmt: skip
     return {
@@ -111,11 +114,7 @@ def measure(
 
 
 def _block(queries: int) -> int:
-    """Return how many queries a method gets in a row.
-
-    What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes
-    ten queries to be as fast as it is when it runs alone.
-    """
+    """Return how many queries a method gets in a row."""
     return max(5, queries // 4)
 
 
@@ -237,7 +236,7 @@ class Splits:
 def _settings(plan: Plan, size: int, splits: int, queries: int) -> Json:
     return {
         "items": size, "splits": splits, "queries": queries, "seed": plan.seed,
-        "block": _block(queries), "compared": COMPARED, "seconds": _SECONDS,
+        "block": _block(queries), "warm": _WARM, "compared": COMPARED, "seconds": _SECONDS,
     }  # fmt: skip
 
 

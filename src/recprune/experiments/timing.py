@@ -116,14 +116,16 @@ def interleaved(
     *,
     seed: int,
     block: int = 50,
+    warm: int = 1,
     limits: Mapping[str, int] | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Timed]:
     """Time every search on every query, in blocks, in an order that changes with every block.
 
     A block is long enough that each method finds the caches as a service that runs only this
-    method would, and begins with one that is not timed. `limits` are how many queries the slow ones
-    get; they meet them in equal shares of all blocks. All stay on one thread.
+    method would, and begins with `warm` queries that are not timed. `limits` are how many queries
+    the slow ones get; they meet them in equal shares of all blocks, after one that is not timed.
+    All stay on one thread.
     """
     with needs_extra("data"):
         from threadpoolctl import threadpool_limits
@@ -140,10 +142,11 @@ def interleaved(
             progress(f"{block_number + 1} of {len(blocks)} blocks of queries")
             for name in rng.permutation(names).tolist():
                 search = searches[name]
-                share = block
+                share, untimed = block, warm
                 if limits and name in limits:
-                    share = min(block, -(-limits[name] // len(blocks)))
-                search(queries[start - 1], k)  # caches, and what is built on first use
+                    share, untimed = min(block, -(-limits[name] // len(blocks))), 1
+                for number in range(start - untimed, start):  # caches, what is built on first use
+                    search(queries[number % len(queries)], k)
                 for number in range(start, min(start + share, len(queries))):
                     begun = time.perf_counter()
                     found, scored, record = search(queries[number], k)
