@@ -22,14 +22,22 @@ from recprune.experiments.rq2 import RQ2
 from recprune.experiments.rq3 import RQ3
 from recprune.experiments.scaling import Scaling
 from recprune.experiments.score_shape import STATISTICS, spearman, statistics_of
-from recprune.experiments.timing import Timed, agreement, agreement_in_words, milliseconds
+from recprune.experiments.timing import (
+    Answer,
+    Search,
+    Timed,
+    agreement,
+    agreement_in_words,
+    interleaved,
+    milliseconds,
+)
 from recprune.experiments.unsafe import Unsafe
 from recprune.experiments.workload import Workload
 from recprune.machine import machine
 from recprune.methods import RecJPQPrune
 from recprune.posting_lists import build_posting_lists
 from recprune.reference import exhaustive, recjpqprune, sub_item_scores
-from recprune.types import Json, RecpruneError, no_progress
+from recprune.types import Float32Array, Json, RecpruneError, no_progress
 
 EXPERIMENTS: tuple[Experiment, ...] = (RQ2(), RQ3(), HeatMap(), Difficulty(), Unsafe())
 
@@ -123,6 +131,25 @@ def test_methods_must_agree_to_the_bit() -> None:
     ):
         with pytest.raises(RecpruneError, match="auto and pqtopk differ in their answers"):
             agreement({"pqtopk": first, "auto": other})
+
+
+def test_a_block_begins_with_queries_that_are_not_timed() -> None:
+    asked: dict[str, list[int]] = {"fast": [], "slow": []}
+
+    def search_of(name: str) -> Search:
+        def search(query: Float32Array, k: int) -> Answer:
+            asked[name].append(int(query[0]))
+            return np.arange(k), None, None
+
+        return search
+
+    queries = np.arange(10, dtype=np.float32)[:, None]
+    searches = {name: search_of(name) for name in asked}
+    timed = interleaved(searches, queries, 2, seed=0, block=5, warm=3, limits={"slow": 2})
+    assert asked["fast"] == [7, 8, 9, *range(5), 2, 3, 4, *range(5, 10)]
+    assert asked["slow"] == [9, 0, 4, 5], "one is enough for it"
+    assert timed["fast"].numbers.tolist() == list(range(10))
+    assert timed["slow"].numbers.tolist() == [0, 5]
 
 
 def test_percentiles_need_queries() -> None:
