@@ -141,25 +141,42 @@ const recprune::Kernels& kernels_in_use() {
     throw std::invalid_argument(message);
 }
 
-nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items) {
+nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items,
+                      std::size_t threads) {
+    using namespace recprune;
     const std::size_t num_items = codes.shape(0);
     const std::size_t num_splits = codes.shape(1);
     Output<std::int64_t> offsets(num_sub_items + 1);
     {
         nb::gil_scoped_release unlocked;
-        recprune::count_list_blocks(as_span(codes), num_items, num_splits, offsets.span());
+        count_list_blocks(as_span(codes), num_items, num_splits, offsets.span());
     }
     const auto num_blocks = static_cast<std::size_t>(offsets.span().back());
-    Output<std::uint8_t> rows((num_splits - 1) * num_blocks * recprune::kBlockItems);
-    Output<recprune::Item> items(num_blocks * recprune::kBlockItems);
+    const std::size_t num_rows = num_splits > 2 ? num_splits - 2 : 0;
+    Output<std::uint8_t> second_codes(num_sub_items * 256);
+    Output<std::uint8_t> bases(num_blocks);
+    Output<std::uint64_t> steps(num_blocks);
+    Output<std::uint8_t> rows(num_rows * num_blocks * kBlockItems);
+    Output<Item> items(num_blocks * kBlockItems);
     {
         nb::gil_scoped_release unlocked;
-        recprune::fill_list_blocks(as_span(codes), num_items, num_splits, offsets.span(),
-                                   rows.span(), items.span());
+        Output<std::uint8_t> second(num_blocks * kBlockItems);
+        fill_list_blocks(as_span(codes), num_items, num_splits, offsets.span(), second.span(),
+                         rows.span(), items.span());
+        run_in_parallel(num_sub_items, threads, [&](std::size_t list) {
+            const auto first = static_cast<std::size_t>(offsets.span()[list]);
+            const auto last = static_cast<std::size_t>(offsets.span()[list + 1]);
+            sort_list(first * kBlockItems, last * kBlockItems, second.span(), rows.span(),
+                      items.span());
+            rank_list(first, last, second.span(), items.span(), bases.span(), steps.span(),
+                      second_codes.span().subspan(list * 256, 256));
+        });
     }
     return nb::make_tuple(offsets.release({num_sub_items + 1}),
-                          rows.release({num_splits - 1, num_blocks, recprune::kBlockItems}),
-                          items.release({num_blocks, recprune::kBlockItems}));
+                          second_codes.release({num_sub_items, 256}), bases.release({num_blocks}),
+                          steps.release({num_blocks}),
+                          rows.release({num_rows, num_blocks, kBlockItems}),
+                          items.release({num_blocks, kBlockItems}));
 }
 
 nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
@@ -207,15 +224,20 @@ class SearchIndex {
         wide_codes_ = std::move(codes);
         view_.wide_codes = as_span(wide_codes_);
     }
-    void set_lists(Vector<std::int64_t> offsets, Cube<std::uint8_t> codes,
-                   Matrix<recprune::Item> items) {
+    void set_lists(Vector<std::int64_t> offsets, Matrix<std::uint8_t> second_codes,
+                   Vector<std::uint8_t> bases, Vector<std::uint64_t> steps,
+                   Cube<std::uint8_t> codes, Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256) throw std::invalid_argument("lists need bytes as codes");
         list_offsets_ = std::move(offsets);
+        second_codes_ = std::move(second_codes);
+        list_bases_ = std::move(bases);
+        list_steps_ = std::move(steps);
         list_codes_ = std::move(codes);
         list_items_ = std::move(items);
-        view_.lists =
-            recprune::ListLayout{as_span(list_offsets_), as_span(list_codes_), as_span(list_items_),
-                                 view_.num_splits, view_.num_sub_items};
+        view_.lists = recprune::ListLayout{as_span(list_offsets_), as_span(second_codes_),
+                                           as_span(list_bases_),   as_span(list_steps_),
+                                           as_span(list_codes_),   as_span(list_items_),
+                                           view_.num_splits,       view_.num_sub_items};
     }
     void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
@@ -304,6 +326,9 @@ class SearchIndex {
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
     Vector<std::int64_t> list_offsets_;
+    Matrix<std::uint8_t> second_codes_;
+    Vector<std::uint8_t> list_bases_;
+    Vector<std::uint64_t> list_steps_;
     Cube<std::uint8_t> list_codes_;
     Matrix<recprune::Item> list_items_;
     Matrix<std::uint16_t> cell_keys_;
@@ -338,7 +363,7 @@ NB_MODULE(_native, module) {
                        "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], "
                        "numpy.typing.NDArray[numpy.int64]]"),
                "(offsets [users + 1], items, times): by user, then time, then input order.");
-    module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a);
+    module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a, "threads"_a);
     module.def("build_cells", &build_cells, "codes"_a.noconvert(), "threads"_a);
     module.def("instruction_sets", [] {
         nb::list names;
@@ -350,8 +375,9 @@ NB_MODULE(_native, module) {
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
-        .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(), "codes"_a.noconvert(),
-             "items"_a.noconvert())
+        .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(),
+             "second_codes"_a.noconvert(), "bases"_a.noconvert(), "steps"_a.noconvert(),
+             "codes"_a.noconvert(), "items"_a.noconvert())
         .def("set_cells", &SearchIndex::set_cells, "offsets"_a.noconvert(), "keys"_a.noconvert(),
              "items"_a.noconvert())
         .def("set_posting_lists", &SearchIndex::set_posting_lists, "offsets"_a.noconvert(),

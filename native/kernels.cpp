@@ -53,6 +53,10 @@ void quantise_portable(const float* scores, std::size_t count, double highest, d
     RECPRUNE_QUANTISE_BODY
 }
 
+void look_up_portable(const std::uint8_t* table, const std::uint8_t* codes, std::uint8_t* out) {
+    for (std::size_t i = 0; i < 256; ++i) out[i] = table[codes[i]];
+}
+
 inline void prefetch_rows(const CodeRow* rows, std::size_t count, std::size_t block) {
     for (std::size_t row = 0; row < count; ++row)
         __builtin_prefetch(rows[row].codes + block * kBlockItems);
@@ -84,13 +88,17 @@ int add_rows_portable(const CodeRow* rows, std::size_t count, std::size_t block,
     return kAdd[count](rows, block, sums);
 }
 
-std::size_t find_blocks_portable(const CodeRow* rows, std::size_t near, std::size_t count,
-                                 std::size_t begin, std::size_t end, int limit,
-                                 std::uint32_t* found, std::uint8_t* sums) {
+std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
+                                 int limit, std::uint32_t* found, std::uint8_t* sums) {
+    const auto& [sorted, rows, near, count] = filter;
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         std::uint8_t* totals = sums + num_found * kBlockItems;
-        std::fill_n(totals, kBlockItems, std::uint8_t{0});
+        std::size_t rank = sorted.bases[block];
+        for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
+            rank += sorted.steps[block] >> lane & 1u;
+            totals[lane] = sorted.deficits[rank];
+        }
         if (add_rows_portable(rows, near, block, totals) > limit) continue;
         prefetch_rows(rows + near, count - near, block);
         found[num_found++] = static_cast<std::uint32_t>(block);
@@ -266,7 +274,8 @@ __attribute__((target("avx2"))) std::size_t filter_cells_avx2(
 // ------------------
 
 #define RECPRUNE_AVX512 \
-    __attribute__((target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vl,bmi,popcnt")))
+    __attribute__((     \
+        target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vl,bmi,popcnt")))
 
 struct Table {
     __m512i quarters[4];
@@ -382,17 +391,47 @@ class RowSums {
     std::array<Table, known> tables_;
 };
 
+// The ranks are prefix sums of bits: those within a byte are counted below a mask, and those of the
+// bytes before it, at most 63, come from one multiplication.
+RECPRUNE_AVX512 inline __m512i look_up_sorted(const SortedRow& row, std::size_t block) {
+    alignas(64) static constexpr std::array<std::uint8_t, 64> kByte = [] {
+        std::array<std::uint8_t, 64> byte{};
+        for (std::size_t lane = 0; lane < 64; ++lane)
+            byte[lane] = static_cast<std::uint8_t>(lane / 8);
+        return byte;
+    }();
+    const __m512i byte = _mm512_load_si512(kByte.data());
+    const __m512i up_to_lane = _mm512_set1_epi64(static_cast<long long>(0xFF7F3F1F0F070301ull));
+    const auto steps = static_cast<long long>(row.steps[block]);
+    const __m512i own = _mm512_shuffle_epi8(_mm512_set1_epi64(steps), byte);
+    const __m512i within = _mm512_popcnt_epi8(_mm512_and_si512(own, up_to_lane));
+    const auto counts =
+        static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_popcnt_epi8(_mm_cvtsi64_si128(steps))));
+    const auto sums = static_cast<long long>(counts * 0x0101010101010100ull);
+    const __m512i before = _mm512_shuffle_epi8(_mm512_set1_epi64(sums), byte);
+    return _mm512_permutexvar_epi8(_mm512_add_epi8(within, before),
+                                   _mm512_loadu_si512(row.deficits + row.bases[block]));
+}
+
+RECPRUNE_AVX512 void look_up_avx512(const std::uint8_t* table, const std::uint8_t* codes,
+                                    std::uint8_t* out) {
+    const Table whole = load_table(table);
+    for (std::size_t i = 0; i < 256; i += 64)
+        _mm512_storeu_si512(out + i, look_up(whole, _mm512_loadu_si512(codes + i)));
+}
+
 // Nothing here depends on a branch: every block's sums are written, and stay if the block is found.
 template <std::size_t known>
-RECPRUNE_AVX512 std::size_t find_blocks_in(const CodeRow* rows, std::size_t near, std::size_t count,
-                                           std::size_t begin, std::size_t end, int limit,
-                                           std::uint32_t* found, std::uint8_t* sums) {
+RECPRUNE_AVX512 std::size_t find_blocks_in(const FilterRows& filter, std::size_t begin,
+                                           std::size_t end, int limit, std::uint32_t* found,
+                                           std::uint8_t* sums) {
+    const auto [sorted, rows, near, count] = filter;
     const RowSums<known> near_rows(rows, near);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t num_found = 0;
     std::size_t last_found = begin;
     for (std::size_t block = begin; block < end; ++block) {
-        const __m512i totals = near_rows.add_to(_mm512_setzero_si512(), block);
+        const __m512i totals = near_rows.add_to(look_up_sorted(sorted, block), block);
         const bool passing = _mm512_cmple_epu8_mask(totals, limits) != 0;
         _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
         found[num_found] = static_cast<std::uint32_t>(block);
@@ -403,15 +442,13 @@ RECPRUNE_AVX512 std::size_t find_blocks_in(const CodeRow* rows, std::size_t near
     return num_found;
 }
 
-RECPRUNE_AVX512 std::size_t find_blocks_avx512(const CodeRow* rows, std::size_t near,
-                                               std::size_t count, std::size_t begin,
+RECPRUNE_AVX512 std::size_t find_blocks_avx512(const FilterRows& rows, std::size_t begin,
                                                std::size_t end, int limit, std::uint32_t* found,
                                                std::uint8_t* sums) {
     constexpr std::array kFind = {find_blocks_in<0>, find_blocks_in<1>,         find_blocks_in<2>,
                                   find_blocks_in<3>, find_blocks_in<4>,         find_blocks_in<5>,
                                   find_blocks_in<6>, find_blocks_in<kMostKnown>};
-    const auto find = kFind[std::min(near, kMostKnown)];
-    return find(rows, near, count, begin, end, limit, found, sums);
+    return kFind[std::min(rows.near, kMostKnown)](rows, begin, end, limit, found, sums);
 }
 
 template <std::size_t known>
@@ -540,16 +577,16 @@ const std::vector<Kernels>& available_kernels() {
         __builtin_cpu_init();
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-            __builtin_cpu_supports("avx512vbmi2"))
-            found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512, find_blocks_avx512,
-                             filter_blocks_avx512, filter_cells_avx512, false, fill_pairs_avx2,
-                             select_avx512, convolve_avx512});
+            __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bitalg"))
+            found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512, look_up_avx512,
+                             find_blocks_avx512, filter_blocks_avx512, filter_cells_avx512, false,
+                             fill_pairs_avx2, select_avx512, convolve_avx512});
         if (__builtin_cpu_supports("avx2"))
-            found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, find_blocks_portable,
-                             filter_blocks_portable, filter_cells_avx2, true, fill_pairs_avx2,
-                             select_avx2, convolve_avx2});
+            found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, look_up_portable,
+                             find_blocks_portable, filter_blocks_portable, filter_cells_avx2, true,
+                             fill_pairs_avx2, select_avx2, convolve_avx2});
 #endif
-        found.push_back({"portable", sub_item_scores_portable, quantise_portable,
+        found.push_back({"portable", sub_item_scores_portable, quantise_portable, look_up_portable,
                          find_blocks_portable, filter_blocks_portable, filter_cells_portable, true,
                          fill_pairs_portable, select_portable, convolve_portable});
         return found;

@@ -3,6 +3,7 @@
 // one than in another, but never rejects what is within the limits.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -16,6 +17,28 @@ constexpr std::size_t kBlockItems = 64;
 struct CodeRow {
     const std::uint8_t* codes;
     const std::uint8_t* deficits;
+};
+
+// The same for the split by which the items of a list are sorted. Where the code changes from one
+// item to the next, there is a bit; an item's rank, among the codes that its list has, is that of
+// its block's first item and as many more as there are bits up to its own.
+struct SortedRow {
+    const std::uint8_t* bases;     // the rank of each block's first item
+    const std::uint64_t* steps;    // the bits of each block; never the lowest
+    const std::uint8_t* deficits;  // of the list's codes, by rank: 256, and 64 more
+
+    std::size_t rank(std::size_t block, std::size_t lane) const {
+        const std::uint64_t up_to_lane = steps[block] << (kBlockItems - 1 - lane);
+        return bases[block] + static_cast<std::size_t>(std::popcount(up_to_lane));
+    }
+};
+
+// All rows that a filter adds up. Every block is held against the sorted one and the near ones.
+struct FilterRows {
+    SortedRow sorted;
+    const CodeRow* rows;
+    std::size_t near;
+    std::size_t count;
 };
 
 // A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
@@ -45,13 +68,15 @@ struct Kernels {
     void (*quantise)(const float* scores, std::size_t count, double highest, double scale,
                      std::uint8_t* out);
 
-    // Finds the blocks in [begin, end) with an item whose deficits in the first `near` of `count`
-    // rows add up to at most `limit` (≤ 254), and asks for the other rows of these blocks. Writes
-    // the blocks and, 64 for each, their items' sums, saturated at 255; returns how many. There is
-    // room for one more than all blocks.
-    std::size_t (*find_blocks)(const CodeRow* rows, std::size_t near, std::size_t count,
-                               std::size_t begin, std::size_t end, int limit, std::uint32_t* found,
-                               std::uint8_t* sums);
+    // out[i] = table[codes[i]] for 256 of them.
+    void (*look_up)(const std::uint8_t* table, const std::uint8_t* codes, std::uint8_t* out);
+
+    // Finds the blocks in [begin, end) with an item whose deficits in the sorted and the near rows
+    // add up to at most `limit` (≤ 254), and asks for the other rows of these blocks. Writes the
+    // blocks and, 64 for each, their items' sums, saturated at 255; returns how many. There is room
+    // for one more than all blocks.
+    std::size_t (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
+                               int limit, std::uint32_t* found, std::uint8_t* sums);
 
     // Keeps those of `num_blocks` blocks with an item whose sum and deficits in these rows add up
     // to at most `limit` (≤ 254): writes the blocks over those given, and a bit for each such item

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -15,19 +16,40 @@ namespace recprune {
 
 constexpr Item kNoItem = 0xFFFFFFFFu;  // fills up the last block of a list
 
-// Items grouped by their sub-item id in the first split, in blocks of 64 items; the codes of the
-// other splits, a row for each: whoever does not need a row does not read it. Views: the memory
-// belongs to NumPy.
+// Items grouped by their sub-item id in the first split and, within such a list, sorted by that in
+// the second: what is sorted takes a bit an item. In blocks of 64 items; the codes of the other
+// splits, a row for each: whoever does not need a row does not read it. Views: the memory belongs
+// to NumPy.
 struct ListLayout {
     std::span<const std::int64_t> block_offsets;  // [num_sub_items + 1]: the blocks of each list
-    std::span<const std::uint8_t> codes;          // [num_splits − 1][num_blocks][64]
+    std::span<const std::uint8_t> second_codes;   // [num_sub_items][256]: those of a list, by rank
+    std::span<const std::uint8_t> bases;          // [num_blocks], and
+    std::span<const std::uint64_t> steps;         // [num_blocks]: the ranks, see SortedRow
+    std::span<const std::uint8_t> codes;          // [num_splits − 2][num_blocks][64]
     std::span<const Item> items;                  // [num_blocks][64]
     std::size_t num_splits;
     std::size_t num_sub_items;
 
-    std::size_t rows() const { return num_splits - 1; }
-    const std::uint8_t* row(std::size_t number) const {
-        return codes.data() + number * items.size();
+    SortedRow sorted_row(const std::uint8_t* deficits = nullptr) const {
+        return {bases.data(), steps.data(), deficits};
+    }
+    const std::uint8_t* second_codes_of(std::size_t list) const {
+        return second_codes.data() + list * 256;
+    }
+    // The codes of a split after the second.
+    const std::uint8_t* row(std::size_t split) const {
+        return codes.data() + (split - 2) * items.size();
+    }
+
+    // The block of a list in which a code of the second split is, or would be.
+    std::size_t block_with(std::uint8_t code, std::size_t list) const {
+        auto first = static_cast<std::size_t>(block_offsets[list]);
+        auto last = static_cast<std::size_t>(block_offsets[list + 1]);
+        while (last - first > 1) {
+            const std::size_t middle = std::midpoint(first, last);
+            (second_codes_of(list)[bases[middle]] <= code ? first : last) = middle;
+        }
+        return first;
     }
 
     void prefetch_item(std::size_t block, std::size_t lane) const {
@@ -45,9 +67,11 @@ struct ListLayout {
     // The exact score: the oracle's additions in the oracle's order, without bias.
     float score(const float* scores, std::size_t list, std::size_t block, std::size_t lane) const {
         float sum = scores[list];
-        const std::size_t place = block * kBlockItems + lane;
-        for (std::size_t split = 1; split < num_splits; ++split)
-            sum += scores[split * num_sub_items + row(split - 1)[place]];
+        if (num_splits == 1) return sum;
+        sum += scores[num_sub_items + second_codes_of(list)[sorted_row().rank(block, lane)]];
+        const std::uint8_t* code = codes.data() + block * kBlockItems + lane;
+        for (std::size_t split = 2; split < num_splits; ++split, code += items.size())
+            sum += scores[split * num_sub_items + *code];
         return sum;
     }
 };
@@ -63,10 +87,13 @@ inline void count_list_blocks(std::span<const std::uint8_t> codes, std::size_t n
         block_offsets[list + 1] = block_offsets[list] + (sizes[list] + kItems - 1) / kItems;
 }
 
+// Fills the items and rows of a list layout; `second` is the row of the second split.
 inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t num_items,
                              std::size_t num_splits, std::span<const std::int64_t> block_offsets,
-                             std::span<std::uint8_t> rows, std::span<Item> items) {
+                             std::span<std::uint8_t> second, std::span<std::uint8_t> rows,
+                             std::span<Item> items) {
     std::fill(items.begin(), items.end(), kNoItem);
+    std::fill(second.begin(), second.end(), std::uint8_t{0});
     std::fill(rows.begin(), rows.end(), std::uint8_t{0});
     std::vector<std::size_t> cursor(block_offsets.size() - 1);
     for (std::size_t list = 0; list < cursor.size(); ++list)
@@ -75,8 +102,54 @@ inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t nu
         const std::uint8_t* code = codes.data() + item * num_splits;
         const std::size_t place = cursor[code[0]]++;
         items[place] = static_cast<Item>(item);
-        for (std::size_t split = 1; split < num_splits; ++split)
-            rows[(split - 1) * items.size() + place] = code[split];
+        if (num_splits > 1) second[place] = code[1];
+        for (std::size_t split = 2; split < num_splits; ++split)
+            rows[(split - 2) * items.size() + place] = code[split];
+    }
+}
+
+// Sorts the items of one list, which lie in [begin, end), by their codes in the second split;
+// equals, and the padding at the end, stay in their order.
+inline void sort_list(std::size_t begin, std::size_t end, std::span<std::uint8_t> second,
+                      std::span<std::uint8_t> rows, std::span<Item> items) {
+    while (end > begin && items[end - 1] == kNoItem) --end;
+    std::array<std::size_t, 257> cursor{};
+    for (std::size_t place = begin; place < end; ++place) ++cursor[second[place] + std::size_t{1}];
+    std::partial_sum(cursor.begin(), cursor.end(), cursor.begin());
+    std::vector<std::size_t> target(end - begin);
+    for (std::size_t place = begin; place < end; ++place)
+        target[place - begin] = cursor[second[place]]++;
+    auto sort = [&](auto values) {
+        const std::vector old(values.begin(), values.end());
+        for (std::size_t place = 0; place < old.size(); ++place) values[target[place]] = old[place];
+    };
+    sort(second.subspan(begin, end - begin));
+    sort(items.subspan(begin, end - begin));
+    for (std::size_t row = 0; row < rows.size(); row += items.size())
+        sort(rows.subspan(row + begin, end - begin));
+}
+
+// Pre: the list is sorted. Fills the ranks of its blocks, and its codes by rank.
+inline void rank_list(std::size_t first_block, std::size_t last_block,
+                      std::span<const std::uint8_t> second, std::span<const Item> items,
+                      std::span<std::uint8_t> bases, std::span<std::uint64_t> steps,
+                      std::span<std::uint8_t> codes_by_rank) {
+    std::fill(codes_by_rank.begin(), codes_by_rank.end(), std::uint8_t{0});
+    std::size_t rank = 0;
+    for (std::size_t block = first_block; block < last_block; ++block) {
+        steps[block] = 0;
+        for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
+            const std::size_t place = block * kBlockItems + lane;
+            if (items[place] == kNoItem) break;
+            const bool is_first = place == first_block * kBlockItems;
+            const bool is_new = !is_first && second[place] != second[place - 1];
+            rank += is_new;
+            codes_by_rank[rank] = second[place];
+            if (lane == 0)
+                bases[block] = static_cast<std::uint8_t>(rank);
+            else
+                steps[block] |= std::uint64_t{is_new} << lane;
+        }
     }
 }
 

@@ -86,7 +86,8 @@ inline void pqtopk(const ListLayout& lists, const Query& query, TopK& top, Stats
     }
     stats.items_touched = stats.items_scored;
     stats.bytes_touched =
-        static_cast<std::int64_t>(lists.codes.size_bytes() + lists.items.size_bytes());
+        static_cast<std::int64_t>(lists.bases.size_bytes() + lists.steps.size_bytes() +
+                                  lists.codes.size_bytes() + lists.items.size_bytes());
     stats.steps = 1;
 }
 

@@ -5,8 +5,9 @@
 // VLDB 2015), here with all 256 entries and with sums that provably never reject a winner. The best
 // lists, those of the sub-items with the highest scores, come first: principle P1 of RecJPQPrune.
 //
-// What bounds a scan is the memory that it reads. So the splits that reject the most are looked at
-// first, for all blocks, and the others only for the few blocks that are left.
+// What bounds a scan is the memory that it reads. The first two splits, by which items are sorted,
+// take no more than a bit an item. Of the others, those that reject the most are looked at for all
+// blocks, the rest only for the few blocks that are left.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ class ListScan {
           deficits_(deficits),
           top_(top),
           stats_(stats),
-          rows_(layout.rows()),
+          rows_(layout.num_splits > 2 ? layout.num_splits - 2 : 0),
           near_(std::min(kUsualNear, rows_.size())) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
@@ -94,10 +95,11 @@ class ListScan {
     std::span<const std::uint16_t> scanned() const { return {order_.data(), rank_}; }
 
   private:
-    static constexpr std::size_t kBestLists = 16;     // then the threshold is good enough
+    static constexpr std::size_t kBestLists = 8;      // then the threshold is good enough
     static constexpr std::size_t kLongStretch = 128;  // blocks
-    static constexpr std::size_t kFewestNear = 3;
-    static constexpr std::size_t kUsualNear = 5;
+    static constexpr std::size_t kNoList = 256;
+    static constexpr std::size_t kFewestNear = 2;
+    static constexpr std::size_t kUsualNear = 4;
 
     // Whether a request to stop could come before the lists are done: then they are all sorted.
     bool may_stop() const {
@@ -135,11 +137,26 @@ class ListScan {
 
     void scan_list(std::size_t list) {
         if (stats_.visited) stats_.visited[list] = 1;  // the lists are those of the first split
-        auto block = static_cast<std::size_t>(layout_.block_offsets[list]);
+        const auto begin = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
+        // The first threshold is a good one if it comes from items that are good in two splits.
+        const std::size_t first = quantised_ || begin == end || layout_.num_splits == 1
+                                      ? begin
+                                      : layout_.block_with(best_second(), list);
+        scan_blocks(list, first, end);
+        scan_blocks(list, begin, first);
+    }
+
+    std::uint8_t best_second() const {
+        const float* scores = query_.sub_item_scores + layout_.num_sub_items;
+        return static_cast<std::uint8_t>(std::max_element(scores, scores + layout_.num_sub_items) -
+                                         scores);
+    }
+
+    void scan_blocks(std::size_t list, std::size_t block, std::size_t end) {
         stats_.items_touched += static_cast<std::int64_t>((end - block) * kBlockItems);
         for (; block < end && !quantised_; ++block) {  // without a threshold everything is scored
-            count_bytes(rows_.size());
+            count_bytes(1, rows_.size());
             score_block(list, block, block + 1 == end ? layout_.real_items(block) : ~0ull);
         }
         std::array<std::uint32_t, kLongStretch + 1> found;
@@ -148,14 +165,16 @@ class ListScan {
         while (block < end) {
             const int left = limit_ - deficits_.of_split(0)[list];
             if (left < 0) return;
+            look_up_second(list);
             const std::size_t stop = std::min(block + stretch_, end);
             const std::size_t far = rows_.size() - near_;
             const std::size_t num_found = kernels_.find_blocks(
-                rows_.data(), near_, rows_.size(), block, stop, left, found.data(), sums.data());
+                {layout_.sorted_row(second_deficits_.data()), rows_.data(), near_, rows_.size()},
+                block, stop, left, found.data(), sums.data());
             const std::size_t num_kept =
                 kernels_.filter_blocks(rows_.data() + near_, far, found.data(), num_found,
                                        sums.data(), left, items.data());
-            count_bytes((stop - block) * near_ + num_found * far);
+            count_bytes(stop - block, (stop - block) * near_ + num_found * far);
             adapt(stop - block, num_found);
             // Who they are, a cache miss, will soon be asked of some of them.
             for (std::size_t at = 0; at < num_kept; ++at)
@@ -169,8 +188,19 @@ class ListScan {
         }
     }
 
-    void count_bytes(std::size_t block_rows) {
-        stats_.bytes_touched += static_cast<std::int64_t>(block_rows * kBlockItems);
+    // The deficits of the codes that a list has in the second split.
+    void look_up_second(std::size_t list) {
+        if (list == looked_up_ || layout_.num_splits == 1) return;
+        kernels_.look_up(deficits_.of_split(1), layout_.second_codes_of(list),
+                         second_deficits_.data());
+        looked_up_ = list;
+    }
+
+    // Of every block the ranks are read, a base and a bit an item, and some rows of bytes.
+    void count_bytes(std::size_t blocks, std::size_t block_rows) {
+        constexpr std::size_t kRanks = 1 + kBlockItems / 8;
+        stats_.bytes_touched +=
+            static_cast<std::int64_t>(blocks * kRanks + block_rows * kBlockItems);
     }
 
     // A near row costs something for every block, the far ones cost much for the blocks that the
@@ -209,6 +239,7 @@ class ListScan {
             deficits_.quantise(slack);
             slack_of_tables_ = slack;
             quantised_ = true;
+            looked_up_ = kNoList;
             sort_rows();
         }
         limit_ = std::min(deficits_.limit(slack), kTargetLimit);
@@ -217,14 +248,14 @@ class ListScan {
     // The splits with the largest deficits on average first: they reject the most.
     void sort_rows() {
         std::vector<std::pair<int, std::size_t>> order;
-        for (std::size_t row = 0; row < rows_.size(); ++row) {
-            const std::uint8_t* deficits = deficits_.of_split(row + 1);
-            order.emplace_back(-std::accumulate(deficits, deficits + 256, 0), row);
+        for (std::size_t split = 2; split < layout_.num_splits; ++split) {
+            const std::uint8_t* deficits = deficits_.of_split(split);
+            order.emplace_back(-std::accumulate(deficits, deficits + 256, 0), split);
         }
         std::sort(order.begin(), order.end());
         for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
-            const std::size_t row = order[rank].second;
-            rows_[rank] = {layout_.row(row), deficits_.of_split(row + 1)};
+            const std::size_t split = order[rank].second;
+            rows_[rank] = {layout_.row(split), deficits_.of_split(split)};
         }
     }
 
@@ -238,10 +269,12 @@ class ListScan {
     std::array<std::uint16_t, 256> order_{};
     std::size_t rank_ = 0;
     std::size_t num_sorted_ = 0;
-    std::vector<CodeRow> rows_;  // those that reject the most come first
-    std::size_t near_;           // how many of them every block is held against
-    std::size_t stretch_ = 8;    // blocks between two looks at the limit, few while it falls fast
-    std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
+    std::array<std::uint8_t, 256 + kBlockItems> second_deficits_{};
+    std::size_t looked_up_ = kNoList;  // the list whose deficits they are
+    std::vector<CodeRow> rows_;        // of the splits after the second; the best come first
+    std::size_t near_;                 // how many of them every block is held against
+    std::size_t stretch_ = 8;   // blocks between two looks at the limit, few while it falls fast
+    std::size_t num_seen_ = 0;  // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;
     bool quantised_ = false;
     int limit_ = 0;

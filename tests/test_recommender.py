@@ -637,13 +637,13 @@ def test_a_missing_file_is_named(copy: Path) -> None:
 
 def resaved(folder: Path, changes: dict[str, NDArray[Any] | None]) -> None:
     """Save a recommender again with some arrays replaced or left out, checksums and all."""
-    settings, arrays = load_folder(folder, kind=KIND, version=2)
+    settings, arrays = load_folder(folder, kind=KIND, version=3)
     whole = {name: np.array(array) for name, array in arrays.items()}
     for name, array in changes.items():
         del whole[name]
         if array is not None:
             whole[name] = array
-    save_folder(folder, kind=KIND, version=2, settings=settings, arrays=whole)
+    save_folder(folder, kind=KIND, version=3, settings=settings, arrays=whole)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def cases(draw: st.DrawFn) -> Case:
     codes = rng.integers(0, num_sub_items, (num_items, num_splits)).astype(dtype)
     if num_items and draw(st.booleans()):  # many items with few codes: ties by the dozen
         codes = codes[rng.integers(0, min(num_items, 4), num_items)]
+    if num_splits > 1 and draw(st.booleans()):  # long lists, and few to many codes to sort them by
+        codes[:, 0] = codes[:, 0] % draw(st.sampled_from([1, 2]))
+        codes[:, 1] = num_sub_items - 1 - codes[:, 1] % draw(st.integers(1, num_sub_items))
     shape = (num_splits, num_sub_items)
     kind = draw(st.sampled_from(["normal", "awkward", "equal", "steps", "peaked", "negative"]))
     if kind == "normal":
@@ -204,7 +207,8 @@ def test_a_scan_of_long_lists_changes_its_mind_and_stays_exact(
     # Splits of different shapes: which of them rejects the most depends on the threshold.
     powers = np.exp(variety * (rng.random((num_splits, 1)) - 0.5))
     scores = (-(np.abs(rng.standard_normal((num_splits, 256))) ** powers)).astype(np.float32)
-    # Better and better items, so that the threshold rises all the way.
+    # Better and better items, so that the threshold rises all the way, also in a list's own order.
+    scores[1].sort()
     best = np.argsort(np.argsort(-scores, axis=1), axis=1)[np.arange(num_splits), codes]
     codes = codes[np.argsort(-best.sum(axis=1) + rng.normal(0, 200, len(codes)))]
     index = Index.build(codes, np.ones((num_splits, 256, 1), np.float32), layout="compact")
@@ -352,10 +356,17 @@ def test_scores_of_given_items(trained: tuple[Index, Float32Array, Case]) -> Non
     expected = reference.score_items(case.scores, case.codes[items], None)
     assert np.array_equal(index.score(phi[0], items), expected)
     assert index.score(phi[:3], np.array(items)).shape == (3, 4)
-    compact = Index.build(case.codes, np.ones((8, 256, 1), np.float32), layout="compact")
-    assert np.array_equal(compact._codes(), case.codes)
     with pytest.raises(InputError, match=r"items\[1\] is 20000, expected 0 to 19999"):
         index.score(phi[0], [1, 20_000])
+
+
+@settings(max_examples=50, derandomize=True)
+@given(case=cases())
+def test_a_compact_index_knows_its_codes(case: Case) -> None:
+    codes = case.codes.astype(np.uint8)  # if there are more than 256 sub-items: other codes
+    embeddings = np.ones((codes.shape[1], 256, 1), np.float32)
+    compact = Index.build(codes, embeddings, layout="compact")
+    assert np.array_equal(compact.item_codes(), codes)
 
 
 @pytest.mark.parametrize("k", [10, 300])

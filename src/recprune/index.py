@@ -52,7 +52,15 @@ from recprune.types import (
 Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
-_VERSION = 3
+_VERSION = 4
+_LIST_PARTS = (
+    "list_offsets",
+    "list_second_codes",
+    "list_bases",
+    "list_steps",
+    "list_codes",
+    "list_items",
+)
 
 
 class Index:
@@ -84,9 +92,7 @@ class Index:
             wide = arrays["codes"].dtype == np.uint16
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
         if "list_offsets" in arrays:
-            self._native.set_lists(
-                arrays["list_offsets"], arrays["list_codes"], arrays["list_items"]
-            )
+            self._native.set_lists(*(arrays[name] for name in _LIST_PARTS))
         if "cell_offsets" in arrays:
             self._native.set_cells(
                 arrays["cell_offsets"], arrays["cell_keys"], arrays["cell_items"]
@@ -110,7 +116,7 @@ class Index:
         """Lay out codes (uint8 or uint16 [n, M]) and sub-item embeddings (float32 [M, B, d/M]).
 
         The full layout has everything that the codes allow; the compact one keeps only the lists
-        that a scan reads, in M + 3 bytes an item. `item_bias` (float32 [n]) is added to the scores.
+        that a scan reads, in little more than M + 2 bytes an item. `item_bias` (float32 [n]) is added to the scores.
         """
         if layout not in get_args(Layout):
             raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
@@ -130,8 +136,8 @@ class Index:
         if layout != "compact":
             arrays["codes"] = np.array(checked)  # our own: nobody may change it under us
         if narrow:
-            lists = _native.build_lists(checked, num_sub_items)
-            arrays |= dict(zip(("list_offsets", "list_codes", "list_items"), lists, strict=True))
+            lists = _native.build_lists(checked, num_sub_items, threads)
+            arrays |= dict(zip(_LIST_PARTS, lists, strict=True))
         if narrow and layout != "compact" and num_splits == 8:
             cells = _native.build_cells(checked, threads)
             arrays |= dict(zip(("cell_offsets", "cell_keys", "cell_items"), cells, strict=True))
@@ -394,14 +400,19 @@ class Index:
         """Return item-major codes; a compact index puts them together from its lists."""
         if "codes" in self._arrays:
             return self._arrays["codes"]
-        offsets, rows = self._arrays["list_offsets"], self._arrays["list_codes"]
-        items = self._arrays["list_items"]
+        offsets, second_codes, bases, steps, rows, items = (
+            self._arrays[name] for name in _LIST_PARTS
+        )
         codes = np.empty((self.num_items, self.num_splits), np.uint8)
         real = items != np.uint32(0xFFFFFFFF)
         lists = np.repeat(np.arange(self.num_sub_items), np.diff(offsets))
         codes[items[real], 0] = np.broadcast_to(lists[:, None], items.shape)[real]
-        for split in range(1, self.num_splits):
-            codes[items[real], split] = rows[split - 1][real]
+        if self.num_splits > 1:
+            bits = np.unpackbits(steps.astype("<u8").view(np.uint8), bitorder="little")
+            ranks = bases[:, None] + bits.reshape(items.shape).cumsum(axis=1, dtype=np.uint8)
+            codes[items[real], 1] = second_codes[lists[:, None], ranks][real]
+        for split in range(2, self.num_splits):
+            codes[items[real], split] = rows[split - 2][real]
         return codes
 
     def _dense_items(

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from recprune.training import EpochReport
 
 KIND = "recommender"
-_VERSION = 2
+_VERSION = 3
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
