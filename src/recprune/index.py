@@ -116,7 +116,8 @@ class Index:
         """Lay out codes (uint8 or uint16 [n, M]) and sub-item embeddings (float32 [M, B, d/M]).
 
         The full layout has everything that the codes allow; the compact one keeps only the lists
-        that a scan reads, in little more than M + 2 bytes an item. `item_bias` (float32 [n]) is added to the scores.
+        that a scan reads, in little more than M + 2 bytes an item. `item_bias` (float32 [n]) is
+        added to the scores.
         """
         if layout not in get_args(Layout):
             raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
