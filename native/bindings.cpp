@@ -204,6 +204,11 @@ using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 template <class T>
 using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
+// What a saved index holds need not fit together: nothing outside an array is ever read.
+void expect(bool fits, const char* part) {
+    if (!fits) throw std::invalid_argument(std::string(part) + " do not fit the other arrays");
+}
+
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
   public:
@@ -217,10 +222,12 @@ class SearchIndex {
     }
 
     void set_codes(Matrix<std::uint8_t> codes) {
+        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         codes_ = std::move(codes);
         view_.codes = as_span(codes_);
     }
     void set_wide_codes(Matrix<std::uint16_t> codes) {
+        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         wide_codes_ = std::move(codes);
         view_.wide_codes = as_span(wide_codes_);
     }
@@ -228,6 +235,19 @@ class SearchIndex {
                    Vector<std::uint8_t> bases, Vector<std::uint64_t> steps,
                    Cube<std::uint8_t> codes, Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256) throw std::invalid_argument("lists need bytes as codes");
+        const auto starts = as_span(offsets);
+        expect(starts.size() == view_.num_sub_items + 1 && starts.front() == 0 &&
+                   std::is_sorted(starts.begin(), starts.end()),
+               "list offsets");
+        const auto num_blocks = static_cast<std::size_t>(starts.back());
+        const std::size_t num_rows = view_.num_splits > 2 ? view_.num_splits - 2 : 0;
+        expect(second_codes.shape(0) == view_.num_sub_items && second_codes.shape(1) == 256 &&
+                   bases.size() == num_blocks && steps.size() == num_blocks,
+               "ranks of lists");
+        expect(codes.shape(0) == num_rows && codes.shape(1) == num_blocks &&
+                   codes.shape(2) == recprune::kBlockItems && items.shape(0) == num_blocks &&
+                   items.shape(1) == recprune::kBlockItems,
+               "codes of lists");
         list_offsets_ = std::move(offsets);
         second_codes_ = std::move(second_codes);
         list_bases_ = std::move(bases);
@@ -243,6 +263,11 @@ class SearchIndex {
                    Matrix<recprune::Item> items) {
         if (view_.num_sub_items > 256 || view_.num_splits != 8)
             throw std::invalid_argument("cells need eight bytes as codes");
+        using namespace recprune;
+        expect(offsets.shape(0) == kPairs && offsets.shape(1) == kCells + 1 &&
+                   keys.shape(0) == kPairs && keys.shape(1) == 2 * view_.num_items + kKeyPadding &&
+                   items.shape(0) == kPairs && items.shape(1) == view_.num_items,
+               "cells");
         cell_offsets_.emplace(as_span(offsets));
         cell_keys_ = std::move(keys);
         cell_items_ = std::move(items);
@@ -256,6 +281,7 @@ class SearchIndex {
                                                                as_span(posting_items_)};
     }
     void set_item_bias(Vector<float> bias, float highest, float largest) {
+        expect(bias.size() == view_.num_items, "item biases");
         item_bias_ = std::move(bias);
         view_.item_bias = as_span(item_bias_);
         view_.highest_bias = highest;

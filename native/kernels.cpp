@@ -90,13 +90,14 @@ int add_rows_portable(const CodeRow* rows, std::size_t count, std::size_t block,
 
 std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
                                  int limit, std::uint32_t* found, std::uint8_t* sums) {
-    const auto& [sorted, rows, near, count] = filter;
+    const auto [sorted, rows, near, count] = filter;  // whatever is written to sums, these stay
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         std::uint8_t* totals = sums + num_found * kBlockItems;
+        const std::uint64_t steps = sorted.steps[block];
         std::size_t rank = sorted.bases[block];
         for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
-            rank += sorted.steps[block] >> lane & 1u;
+            rank += steps >> lane & 1u;
             totals[lane] = sorted.deficits[rank];
         }
         if (add_rows_portable(rows, near, block, totals) > limit) continue;
@@ -391,8 +392,8 @@ class RowSums {
     std::array<Table, known> tables_;
 };
 
-// The ranks are prefix sums of bits: those within a byte are counted below a mask, and those of the
-// bytes before it, at most 63, come from one multiplication.
+// Ranks within a block, at most 63, are prefix sums of bits: those of an item's own byte are
+// counted under a mask, and those of the bytes before it come from one multiplication.
 RECPRUNE_AVX512 inline __m512i look_up_sorted(const SortedRow& row, std::size_t block) {
     alignas(64) static constexpr std::array<std::uint8_t, 64> kByte = [] {
         std::array<std::uint8_t, 64> byte{};

@@ -3,7 +3,6 @@
 // one than in another, but never rejects what is within the limits.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -26,11 +25,6 @@ struct SortedRow {
     const std::uint8_t* bases;     // the rank of each block's first item
     const std::uint64_t* steps;    // the bits of each block; never the lowest
     const std::uint8_t* deficits;  // of the list's codes, by rank: 256, and 64 more
-
-    std::size_t rank(std::size_t block, std::size_t lane) const {
-        const std::uint64_t up_to_lane = steps[block] << (kBlockItems - 1 - lane);
-        return bases[block] + static_cast<std::size_t>(std::popcount(up_to_lane));
-    }
 };
 
 // All rows that a filter adds up. Every block is held against the sorted one and the near ones.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -30,9 +31,6 @@ struct ListLayout {
     std::size_t num_splits;
     std::size_t num_sub_items;
 
-    SortedRow sorted_row(const std::uint8_t* deficits = nullptr) const {
-        return {bases.data(), steps.data(), deficits};
-    }
     const std::uint8_t* second_codes_of(std::size_t list) const {
         return second_codes.data() + list * 256;
     }
@@ -41,15 +39,19 @@ struct ListLayout {
         return codes.data() + (split - 2) * items.size();
     }
 
-    // The block of a list in which a code of the second split is, or would be.
-    std::size_t block_with(std::uint8_t code, std::size_t list) const {
-        auto first = static_cast<std::size_t>(block_offsets[list]);
-        auto last = static_cast<std::size_t>(block_offsets[list + 1]);
-        while (last - first > 1) {
-            const std::size_t middle = std::midpoint(first, last);
-            (second_codes_of(list)[bases[middle]] <= code ? first : last) = middle;
-        }
-        return first;
+    // An item's rank in the second split; see SortedRow.
+    std::uint8_t rank(std::size_t block, std::size_t lane) const {
+        const std::uint64_t up_to_lane = steps[block] << (kBlockItems - 1 - lane);
+        return static_cast<std::uint8_t>(bases[block] + std::popcount(up_to_lane));
+    }
+
+    // The block of a list, not an empty one, in which the first item with that rank is.
+    std::size_t block_with(std::size_t list, std::uint8_t rank) const {
+        const auto first = bases.begin() + block_offsets[list];
+        const auto last = bases.begin() + block_offsets[list + 1];
+        const auto block = std::lower_bound(first, last, rank);
+        const bool begins_with_it = block != last && *block == rank;
+        return static_cast<std::size_t>(block - bases.begin()) - (begins_with_it ? 0 : 1);
     }
 
     void prefetch_item(std::size_t block, std::size_t lane) const {
@@ -68,10 +70,10 @@ struct ListLayout {
     float score(const float* scores, std::size_t list, std::size_t block, std::size_t lane) const {
         float sum = scores[list];
         if (num_splits == 1) return sum;
-        sum += scores[num_sub_items + second_codes_of(list)[sorted_row().rank(block, lane)]];
-        const std::uint8_t* code = codes.data() + block * kBlockItems + lane;
-        for (std::size_t split = 2; split < num_splits; ++split, code += items.size())
-            sum += scores[split * num_sub_items + *code];
+        sum += scores[num_sub_items + second_codes_of(list)[rank(block, lane)]];
+        const std::size_t place = block * kBlockItems + lane;
+        for (std::size_t split = 2; split < num_splits; ++split)
+            sum += scores[split * num_sub_items + row(split)[place]];
         return sum;
     }
 };
@@ -116,9 +118,9 @@ inline void sort_list(std::size_t begin, std::size_t end, std::span<std::uint8_t
     std::array<std::size_t, 257> cursor{};
     for (std::size_t place = begin; place < end; ++place) ++cursor[second[place] + std::size_t{1}];
     std::partial_sum(cursor.begin(), cursor.end(), cursor.begin());
-    std::vector<std::size_t> target(end - begin);
+    std::vector<std::uint32_t> target(end - begin);
     for (std::size_t place = begin; place < end; ++place)
-        target[place - begin] = cursor[second[place]]++;
+        target[place - begin] = static_cast<std::uint32_t>(cursor[second[place]]++);
     auto sort = [&](auto values) {
         const std::vector old(values.begin(), values.end());
         for (std::size_t place = 0; place < old.size(); ++place) values[target[place]] = old[place];

@@ -6,8 +6,8 @@
 // lists, those of the sub-items with the highest scores, come first: principle P1 of RecJPQPrune.
 //
 // What bounds a scan is the memory that it reads. The first two splits, by which items are sorted,
-// take no more than a bit an item. Of the others, those that reject the most are looked at for all
-// blocks, the rest only for the few blocks that are left.
+// take little more than a bit an item. Of the others, those that reject the most are looked at for
+// all blocks, the rest only for the few blocks that are left.
 #pragma once
 
 #include <algorithm>
@@ -41,6 +41,7 @@ class ListScan {
           deficits_(deficits),
           top_(top),
           stats_(stats),
+          sorted_row_{layout.bases.data(), layout.steps.data(), second_deficits_.data()},
           rows_(layout.num_splits > 2 ? layout.num_splits - 2 : 0),
           near_(std::min(kUsualNear, rows_.size())) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
@@ -139,18 +140,23 @@ class ListScan {
         if (stats_.visited) stats_.visited[list] = 1;  // the lists are those of the first split
         const auto begin = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
-        // The first threshold is a good one if it comes from items that are good in two splits.
-        const std::size_t first = quantised_ || begin == end || layout_.num_splits == 1
-                                      ? begin
-                                      : layout_.block_with(best_second(), list);
+        if (begin == end) return;
+        // A first threshold is a good one if it comes from items that are good in two splits.
+        const std::size_t first =
+            quantised_ || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
         scan_blocks(list, first, end);
         scan_blocks(list, begin, first);
     }
 
-    std::uint8_t best_second() const {
+    // Where the items of a list begin that are its best in the second split.
+    std::size_t best_block(std::size_t list, std::size_t last_block) const {
         const float* scores = query_.sub_item_scores + layout_.num_sub_items;
-        return static_cast<std::uint8_t>(std::max_element(scores, scores + layout_.num_sub_items) -
-                                         scores);
+        const std::uint8_t* codes = layout_.second_codes_of(list);
+        std::uint8_t best = 0;
+        for (std::uint8_t rank = layout_.rank(last_block, kBlockItems - 1); rank > 0; --rank) {
+            if (scores[codes[rank]] > scores[codes[best]]) best = rank;
+        }
+        return layout_.block_with(list, best);
     }
 
     void scan_blocks(std::size_t list, std::size_t block, std::size_t end) {
@@ -168,9 +174,9 @@ class ListScan {
             look_up_second(list);
             const std::size_t stop = std::min(block + stretch_, end);
             const std::size_t far = rows_.size() - near_;
-            const std::size_t num_found = kernels_.find_blocks(
-                {layout_.sorted_row(second_deficits_.data()), rows_.data(), near_, rows_.size()},
-                block, stop, left, found.data(), sums.data());
+            const std::size_t num_found =
+                kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size()}, block, stop,
+                                     left, found.data(), sums.data());
             const std::size_t num_kept =
                 kernels_.filter_blocks(rows_.data() + near_, far, found.data(), num_found,
                                        sums.data(), left, items.data());
@@ -271,10 +277,11 @@ class ListScan {
     std::size_t num_sorted_ = 0;
     std::array<std::uint8_t, 256 + kBlockItems> second_deficits_{};
     std::size_t looked_up_ = kNoList;  // the list whose deficits they are
-    std::vector<CodeRow> rows_;        // of the splits after the second; the best come first
-    std::size_t near_;                 // how many of them every block is held against
-    std::size_t stretch_ = 8;   // blocks between two looks at the limit, few while it falls fast
-    std::size_t num_seen_ = 0;  // blocks since the last change of near_, and those found in them
+    SortedRow sorted_row_;
+    std::vector<CodeRow> rows_;  // of the splits after the second; the best come first
+    std::size_t near_;           // how many of them every block is held against
+    std::size_t stretch_ = 8;    // blocks between two looks at the limit, few while it falls fast
+    std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;
     bool quantised_ = false;
     int limit_ = 0;

@@ -79,7 +79,7 @@ static_assert(sizeof(Record) == 8 * sizeof(std::int64_t));
 // When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
 // result hangs on them.
 struct CostModel {
-    // Nanoseconds. A scan streams four to seven bytes an item; a cell is two or three cache misses.
+    // Nanoseconds. A scan streams two to six bytes an item; a cell is two or three cache misses.
     // Where tables are not looked up in registers, both are bound by look-ups instead.
     static double scan(double num_items, const Kernels& kernels) {
         return (kernels.needs_pair_tables ? 2.2 : 0.24) * num_items;
