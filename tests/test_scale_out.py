@@ -36,6 +36,11 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
 def test_the_tables_are_those_of_what_was_measured() -> None:
     text = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
     assert with_tables(text) == text
+    hundred_million, billion = (search_times(size)[0] for size in (10**8, 10**9))
+    assert (
+        f"100 million items takes {hundred_million:.1f} ms, over one billion {billion:.1f} ms"
+        in text
+    )
 
 
 def test_the_slowest_of_several_is_slower() -> None:
