@@ -75,7 +75,7 @@ def plan() -> str:
     rows += [
         "",
         f"From measurements: {size:.0f} bytes an item; `auto` over random codes (the experiment "
-        "`scaling`); a call to a shard that has nothing to do "
+        "`scaling`, its largest size on another machine than the others); a call to a shard that has nothing to do "
         f"{call['p50_us'] / 1000:.1f} ms in the median, {call['p99_us'] / 1000:.1f} ms at p99; "
         f"{sent:,.0f} bytes to and from a shard for a query of K = 10 (`benchmarks/shards.py`, "
         f"{measured['shards']} shards). A query waits for the slowest of its shards, so p99 is "
@@ -138,7 +138,7 @@ def _measured(name: str) -> Json:
 
 def _where(measured: Json) -> str:
     here = measured["machine"]
-    return f"\n*{here['cpu']}, {here['cores']} cores, commit {here['commit'].split()[0]}.*\n"
+    return f"\n*{here['cpu']}, {here['cores']} cores, commit {here['commit']}.*\n"
 
 
 def with_tables(text: str) -> str:

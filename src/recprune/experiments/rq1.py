@@ -203,9 +203,22 @@ def direction(records: Sequence[Record]) -> str:
         "round than published"
     )
     return (
-        f"`recjpqprune` takes {each} the time of `pqtopk`: {outcome} ({min(printed):.2f} × to "
-        f"{max(printed):.2f} ×)."
+        f"In the median, `recjpqprune` takes {each} the time of `pqtopk`: {outcome} "
+        f"({min(printed):.2f} × to {max(printed):.2f} ×).{_late(records)}"
     )
+
+
+def _late(records: Sequence[Record]) -> str:
+    """Say the same of the slow searches, if there are enough to tell."""
+    ratios = [
+        methods["recjpqprune"]["p95_us"] / methods["pqtopk"]["p95_us"]
+        for record in records
+        if {"recjpqprune", "pqtopk"} <= (methods := record.figures["methods"]).keys()
+        and all(milliseconds(methods[name], "p95_us") for name in ("recjpqprune", "pqtopk"))
+    ]
+    if not ratios:
+        return ""
+    return f" At the 95th percentile it takes {min(ratios):.2f} × to {max(ratios):.2f} ×."
 
 
 def _beside_published(records: Sequence[Record]) -> Table:

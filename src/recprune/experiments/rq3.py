@@ -148,7 +148,7 @@ def _best_in_words(entries: Sequence[Json], references: Json) -> str:
     if near:
         sentence += f" ({' and '.join(near)} within {_NEARLY - 1:.0%} of it)"
     compared = [
-        f"`{name}` takes {entry['p50_us'] / best['p50_us']:.2f} × that time"
+        f"`{name}` takes {entry['p50_us'] / best['p50_us']:.2f} × the time of the best"
         for name, entry in references.items()
     ]
     published = next(

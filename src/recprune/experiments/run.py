@@ -149,7 +149,7 @@ def _several_machines(records: Sequence[Record]) -> str:
     if len(found) < 2:
         return ""
     each = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in found.items())
-    return f"**Of more than one machine**, so times compare within one only. {each}."
+    return f"**Measured on more than one machine**: times compare within one only. {each}."
 
 
 def _machines(records: Sequence[Record]) -> Section:

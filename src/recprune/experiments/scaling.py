@@ -275,13 +275,13 @@ def _joined(records: Sequence[Record], over: str) -> str:
 
 
 def _gain(records: Sequence[Record]) -> str:
-    """Say how far `auto` is ahead of the scan, which reads every code, as sizes grow."""
+    """Say how far `auto` is ahead of the scan, which looks at every item, as sizes grow."""
     sentences = []
     for at in dict.fromkeys((0, len(records) - 1)):
         figures = records[at].figures
         scan, auto = (figures["methods"][name]["p50_us"] for name in ("scan", "auto"))
         sentences.append(f"{scan / auto:,.1f} × that of `auto` at {figures['items']:,} items")
-    return f"The time of `scan`, which reads every code, is {' and '.join(sentences)}."
+    return f"The time of `scan`, which looks at every item, is {' and '.join(sentences)}."
 
 
 def _agreed(records: Sequence[Record], over: str) -> str:

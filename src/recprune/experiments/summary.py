@@ -32,7 +32,9 @@ def summary(records: Sequence[Record]) -> str:
         name = f"{figures['log']}, {model_name(figures['model'])}"
         rows.append(f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |")
     machines = sorted({
-        f"{record.machine['cpu']}, {record.figures['instruction_set']}" for record in measured
+        f"{record.machine['cpu']}, {record.machine['cores']} cores, "
+        f"{record.figures['instruction_set']}"
+        for record in measured
     })  # fmt: skip
     rows += ["", f"Measured on: {'; '.join(machines)}."]
     for record in records_of(records, "peers"):
@@ -45,7 +47,17 @@ def summary(records: Sequence[Record]) -> str:
             f"{record.figures['items']:,}"
             for record in scaling
         )
-        rows += ["", f"`auto` over random codes, by the number of items: {', '.join(each)}."]
+        largest = scaling[-1].machine
+        elsewhere = (
+            f" (the last on a machine of {largest['cores']} cores and "
+            f"{largest['memory_gigabytes']:,.0f} GB)"
+            if largest["cores"] != scaling[0].machine["cores"]
+            else ""
+        )
+        rows += [
+            "",
+            f"`auto` over random codes, by the number of items: {', '.join(each)}{elsewhere}.",
+        ]
     return "\n".join(rows) + "\n"
 
 

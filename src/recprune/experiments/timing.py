@@ -87,7 +87,7 @@ def agreement_in_words(agreed: Json | None) -> str:
     if not agreed:
         return ""
     most = max(agreed.values())
-    fewer = [f"`{name}` met {count:,}" for name, count in agreed.items() if count < most]
+    fewer = [f"`{name}` answered {count:,}" for name, count in agreed.items() if count < most]
     return (
         f"All {len(agreed)} ways to search gave the same items and the same bits of their scores, "
         f"on every one of {most:,} queries" + (f" ({', '.join(fewer)} of them)." if fewer else ".")
