@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from recprune import Interactions, SyntheticSettings, interactions_from_columns,
 # One profile everywhere: a failure seen by one machine is seen by all.
 settings.register_profile("recprune", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("recprune")
+
+# A shell that runs us in the background ignores Ctrl-C for us, and so for what our tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared"
 
