@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from recprune.experiments.record import load_record
+from recprune.experiments.record import Record, load_record
 from recprune.types import Json
 
 FOLDER = Path(__file__).parents[1] / "docs"
@@ -30,15 +30,16 @@ def search_times(num_items: float) -> tuple[float, float]:
 
     Between the sizes that were measured, times follow a power law.
     """
-    measured = [
-        load_record(FOLDER / "records" / f"scaling.{size}.json").figures["methods"]["auto"]
-        for size in _SIZES
-    ]
+    measured = [_record(size).figures["methods"]["auto"] for size in _SIZES]
     medians = [entry["p50_us"] / 1000 for entry in measured]
     spreads = [_spread(entry) for entry in measured]
     place = np.log(num_items)
     median = np.exp(np.interp(place, np.log(_SIZES), np.log(medians)))
     return float(median), float(np.interp(place, np.log(_SIZES), spreads))
+
+
+def _record(size: int) -> Record:
+    return load_record(FOLDER / "records" / f"scaling.{size}.json")
 
 
 def _spread(times: Json) -> float:
@@ -55,7 +56,13 @@ def plan() -> str:
     measured = _measured("shards")
     constants = measured["constants"]
     call = constants["call_to_one_shard_us"]
-    size = load_record(FOLDER / "records" / f"scaling.{10**8}.json").figures["bytes_per_item"]
+    size = _record(10**8).figures["bytes_per_item"]
+    smallest, largest = _record(_SIZES[0]), _record(_SIZES[-1])
+    elsewhere = (
+        ", its largest size on another machine than the others"
+        if largest.hardware != smallest.hardware
+        else ""
+    )
     sent = constants["bytes_to_and_from_a_shard"]
     rows = [
         "| shards | items in each | memory of each | search, median | slowest shard, p99 "
@@ -75,7 +82,7 @@ def plan() -> str:
     rows += [
         "",
         f"From measurements: {size:.0f} bytes an item; `auto` over random codes (the experiment "
-        "`scaling`, its largest size on another machine than the others); a call to a shard that has nothing to do "
+        f"`scaling`{elsewhere}); a call to a shard that has nothing to do "
         f"{call['p50_us'] / 1000:.1f} ms in the median, {call['p99_us'] / 1000:.1f} ms at p99; "
         f"{sent:,.0f} bytes to and from a shard for a query of K = 10 (`benchmarks/shards.py`, "
         f"{measured['shards']} shards). A query waits for the slowest of its shards, so p99 is "

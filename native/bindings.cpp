@@ -204,7 +204,7 @@ using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 template <class T>
 using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-// What a saved index holds need not fit together: nothing outside an array is ever read.
+// The arrays of a saved index need not fit together: if their sizes do not, nothing is searched.
 void expect(bool fits, const char* part) {
     if (!fits) throw std::invalid_argument(std::string(part) + " do not fit the other arrays");
 }

@@ -215,9 +215,7 @@ def test_noise_and_torch_are_told_in_short() -> None:
 
     def splits(number: int, auto: float, scan: float) -> Record:
         methods = {"auto": {"p50_us": auto}, "scan": {"p50_us": scan}}
-        return Record(
-            "splits", f"{number}", {}, machine, {"splits": number, "methods": methods}
-        )  # fmt: skip
+        return Record("splits", f"{number}", {}, machine, {"splits": number, "methods": methods})
 
     records = [splits(4, 100.0, 110.0), splits(8, 10.0, 900.0), splits(16, 300.0, 240.0)]
     words = words_of(introduction(records))

@@ -133,27 +133,25 @@ def _size(records: Sequence[Record]) -> list[str]:
     if not records:
         return []
     largest = max(records, key=lambda record: int(record.figures["items"]))
-    figures, machine = largest.figures, largest.machine
+    figures = largest.figures
     each = ", ".join(
         f"`{name}` {entry['p50_us'] / 1000:,.1f} ms ({entry['queries']:,} queries)"
         for name, entry in figures["methods"].items()
     )
     return [
         f"Size: over {figures['items']:,} items of random codes, on a machine of "
-        f"{machine['cores']} cores and {machine['memory_gigabytes']:,.0f} GB but by one thread, "
-        f"medians are {each}."
+        f"{largest.hardware} but by one thread, medians are {each}."
     ]
 
 
 def _noise(records: Sequence[Record]) -> list[str]:
     """Say how far apart two measurements of the same work are: without cells, `auto` scans."""
-    ratios = [
-        max(times) / min(times)
-        for record in records
-        if record.figures["splits"] != 8
-        for methods in (record.figures["methods"],)
-        for times in ([methods[name]["p50_us"] for name in ("auto", "scan")],)
-    ]
+    ratios = []
+    for record in records:
+        if record.figures["splits"] != 8:
+            methods = record.figures["methods"]
+            times = [methods[name]["p50_us"] for name in ("auto", "scan")]
+            ratios.append(max(times) / min(times))
     if not ratios:
         return []
     return [

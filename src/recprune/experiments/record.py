@@ -31,6 +31,12 @@ class Record:
         """The name of its file."""
         return f"{self.experiment}.{self.part}.json"
 
+    @property
+    def hardware(self) -> str:
+        """The size of the machine, in words."""
+        cores, memory = self.machine["cores"], self.machine["memory_gigabytes"]
+        return f"{cores} cores and {memory:,.0f} GB"
+
 
 def save_record(folder: Path, record: Record) -> None:
     """Write a record under its name, in place of an older one."""

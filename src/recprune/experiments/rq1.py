@@ -184,12 +184,7 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
 
 def direction(records: Sequence[Record]) -> str:
     """Say whether Algorithm 1 is faster than scoring everything on a log, as published or not."""
-    ratios = {
-        model_name(record.figures["model"]): methods["recjpqprune"]["p50_us"]
-        / methods["pqtopk"]["p50_us"]
-        for record in records
-        if {"recjpqprune", "pqtopk"} <= (methods := record.figures["methods"]).keys()
-    }
+    ratios = _ratios(records, "p50_us")
     if not ratios:
         return ""
     slower = [model for model, ratio in ratios.items() if ratio > 1]
@@ -210,15 +205,21 @@ def direction(records: Sequence[Record]) -> str:
 
 def _late(records: Sequence[Record]) -> str:
     """Say the same of the slow searches, if there are enough to tell."""
-    ratios = [
-        methods["recjpqprune"]["p95_us"] / methods["pqtopk"]["p95_us"]
-        for record in records
-        if {"recjpqprune", "pqtopk"} <= (methods := record.figures["methods"]).keys()
-        and all(milliseconds(methods[name], "p95_us") for name in ("recjpqprune", "pqtopk"))
-    ]
+    ratios = _ratios(records, "p95_us").values()
     if not ratios:
         return ""
     return f" At the 95th percentile it takes {min(ratios):.2f} × to {max(ratios):.2f} ×."
+
+
+def _ratios(records: Sequence[Record], at: str) -> dict[str, float]:
+    """Return for each model how many times as long Algorithm 1 takes, where a percentile tells."""
+    ratios = {}
+    for record in records:
+        both = [record.figures["methods"].get(name) for name in ("recjpqprune", "pqtopk")]
+        if all(entry and milliseconds(entry, at) for entry in both):
+            ours, exhaustive = both
+            ratios[model_name(record.figures["model"])] = ours[at] / exhaustive[at]
+    return ratios
 
 
 def _beside_published(records: Sequence[Record]) -> Table:

@@ -47,13 +47,8 @@ def summary(records: Sequence[Record]) -> str:
             f"{record.figures['items']:,}"
             for record in scaling
         )
-        largest = scaling[-1].machine
-        elsewhere = (
-            f" (the last on a machine of {largest['cores']} cores and "
-            f"{largest['memory_gigabytes']:,.0f} GB)"
-            if largest["cores"] != scaling[0].machine["cores"]
-            else ""
-        )
+        last = scaling[-1].hardware
+        elsewhere = f" (the last on a machine of {last})" if last != scaling[0].hardware else ""
         rows += [
             "",
             f"`auto` over random codes, by the number of items: {', '.join(each)}{elsewhere}.",
