@@ -335,17 +335,50 @@ class CellSearch {
     Scratch& scratch_;
 };
 
+// About how many cells a search for everything within the limit visits: the same steps as in
+// CellSearch::choose, but by the bucket. That counts somewhat too many, rarely twice as many.
+inline double estimate_cells(const Deficits& deficits, const Kernels& kernels, int limit) {
+    using Counts = std::array<float, kBuckets>;
+    std::array<Counts, kPairs> cells{};
+    for (std::size_t pair = 0; pair < kPairs; ++pair) {
+        Counts first;
+        Counts second;
+        kernels.count_buckets(deficits.of_split(2 * pair), first.data());
+        kernels.count_buckets(deficits.of_split(2 * pair + 1), second.data());
+        for (std::size_t a = 0; a < kBuckets; ++a) {
+            for (std::size_t b = 0; a + b < kBuckets; ++b)
+                cells[pair][a + b] += first[a] * second[b];
+        }
+    }
+    double estimate = 0.0;
+    std::array<std::size_t, kPairs> next{};
+    for (double left = (limit + 1.0) / kBucketUnits; left > 0.0; left -= 1.0) {
+        auto cost = [&](std::size_t pair) {
+            return next[pair] < kBuckets ? cells[pair][next[pair]]
+                                         : std::numeric_limits<float>::infinity();
+        };
+        std::size_t cheapest = 0;
+        for (std::size_t pair = 1; pair < kPairs; ++pair) {
+            if (cost(pair) < cost(cheapest)) cheapest = pair;
+        }
+        estimate += static_cast<double>(cost(cheapest)) * std::min(left, 1.0);
+        ++next[cheapest];
+    }
+    return estimate;
+}
+
 struct CellSettings {
     double first_round_cells;  // visited for a first threshold
     double most_cells;         // beyond this, searching by cells does not pay
 };
 
 // Returns false if the caller should scan, with the threshold found so far. A search that was asked
-// to stop early returns true, and stats.exact says whether the stop was safe.
+// to stop early returns true, and stats.exact says whether the stop was safe. The deficits are a
+// copy: whoever scans keeps his tables.
 inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
                          const Kernels& kernels, const Query& query, std::size_t num_sub_items,
                          const CellSettings& settings, std::span<const std::uint16_t> scanned,
-                         const Limits& request, Deficits& deficits, TopK& top, Stats& stats) {
+                         const Limits& request, Deficits deficits, TopK& top, Stats& stats) {
     CellSearch search(layout, codes, kernels, query, num_sub_items, request, deficits, top, stats);
     double proven = 0.0;  // every item with a smaller deficit than this has been considered
     auto finish = [&] {
@@ -372,6 +405,13 @@ inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
     }
     const double slack = deficits.slack(top.threshold(), request.over_inflation);
     if (slack < proven) return finish();
+    // Where many items are wanted, cells hardly ever pay, and to find that out should cost little.
+    // After a few lists, the tables are already those of about this threshold.
+    if (!scanned.empty()) {
+        deficits.leave_out(scanned);
+        if (estimate_cells(deficits, kernels, deficits.limit(slack)) > 2.0 * settings.most_cells)
+            return false;
+    }
 
     deficits.quantise(slack);
     deficits.leave_out(scanned);

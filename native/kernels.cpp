@@ -170,6 +170,13 @@ std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_
     return found;
 }
 
+void count_buckets_portable(const std::uint8_t* deficits, float* counts) {
+    for (std::size_t x = 0; x < kBuckets; ++x) counts[x] = 0.0f;
+    for (std::size_t b = 0; b < 256; ++b) {
+        if (deficits[b] < kDepth) ++counts[deficits[b] / kBucketUnits];
+    }
+}
+
 #define RECPRUNE_CONVOLVE_BODY                                                        \
     for (std::size_t x = 0; x < kDepth; ++x) sums[x] = 0.0f;                          \
     for (std::size_t q = 0; q < kDepth; ++q) {                                        \
@@ -503,6 +510,19 @@ RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limi
     return found;
 }
 
+RECPRUNE_AVX512 void count_buckets_avx512(const std::uint8_t* deficits, float* counts) {
+    const Table table = load_table(deficits);
+    int before = 0;
+    for (std::size_t x = 0; x < kBuckets; ++x) {
+        const __m512i end = _mm512_set1_epi8(static_cast<char>((x + 1) * kBucketUnits));
+        int below = 0;
+        for (const __m512i quarter : table.quarters)
+            below += __builtin_popcountll(_mm512_cmplt_epu8_mask(quarter, end));
+        counts[x] = static_cast<float>(below - before);
+        before = below;
+    }
+}
+
 // The deficits of 32 keys: 16-bit sums of the two bytes' look-ups.
 RECPRUNE_AVX512 inline __m512i look_up_keys(const Table& low, const Table& high, __m512i keys) {
     constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
@@ -581,15 +601,17 @@ const std::vector<Kernels>& available_kernels() {
             __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bitalg"))
             found.push_back({"avx512", sub_item_scores_avx512, quantise_avx512, look_up_avx512,
                              find_blocks_avx512, filter_blocks_avx512, filter_cells_avx512, false,
-                             fill_pairs_avx2, select_avx512, convolve_avx512});
+                             fill_pairs_avx2, select_avx512, count_buckets_avx512,
+                             convolve_avx512});
         if (__builtin_cpu_supports("avx2"))
             found.push_back({"avx2", sub_item_scores_avx2, quantise_avx2, look_up_portable,
                              find_blocks_portable, filter_blocks_portable, filter_cells_avx2, true,
-                             fill_pairs_avx2, select_avx2, convolve_avx2});
+                             fill_pairs_avx2, select_avx2, count_buckets_portable, convolve_avx2});
 #endif
         found.push_back({"portable", sub_item_scores_portable, quantise_portable, look_up_portable,
                          find_blocks_portable, filter_blocks_portable, filter_cells_portable, true,
-                         fill_pairs_portable, select_portable, convolve_portable});
+                         fill_pairs_portable, select_portable, count_buckets_portable,
+                         convolve_portable});
         return found;
     }();
     return kernels;

@@ -46,8 +46,10 @@ struct CellPart {
 constexpr std::size_t kPartItems = 256;
 constexpr std::size_t kGroupItems = 32;  // of a cell whose near keys lie side by side
 constexpr std::size_t kBatchItems =
-    1024;                            // as many keys as can be on their way from memory at once
-constexpr std::size_t kDepth = 128;  // how deep the cells of a pair are counted
+    1024;                             // as many keys as can be on their way from memory at once
+constexpr std::size_t kDepth = 128;   // how deep the cells of a pair are counted
+constexpr std::size_t kBuckets = 16;  // of deficits, for a quick estimate of the same
+constexpr std::size_t kBucketUnits = kDepth / kBuckets;
 
 struct Kernels {
     const char* name;
@@ -95,6 +97,9 @@ struct Kernels {
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for 256 and 64 more.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
+
+    // counts[x] = how many of 256 deficits are in bucket x.
+    void (*count_buckets)(const std::uint8_t* deficits, float* counts);
 
     // sums[x] = Σ_q first[q] · second[x − q] for x < kDepth: whole numbers below 2²⁴, so exact in
     // any order. How many cells of a pair have the deficit x. Before `second` stand kDepth zeros.

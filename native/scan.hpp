@@ -51,13 +51,11 @@ class ListScan {
     // Scans up to `num_lists` more lists. Returns true if the search has ended: nothing is left
     // that could enter the top K, or a request to stop came, which stats.exact then tells apart.
     bool run(std::size_t num_lists) {
-        // Others may have used the deficits since, and found more.
-        quantised_ = false;
         top_.settle();
-        if (top_.full()) tighten();
+        if (top_.full()) tighten();  // others may have found more
         const std::size_t stop = std::min(rank_ + num_lists, layout_.num_sub_items);
         const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
-        sort_up_to(to_the_end ? std::min(stop, rank_ + kBestLists) : stop);
+        sort_up_to(to_the_end ? std::min(stop, std::max(rank_, kBestLists)) : stop);
         for (; rank_ < stop; ++rank_) {
             const std::size_t list = order_[rank_];
             if (quantised_ && deficits_.of_split(0)[list] > limit_) {

@@ -92,7 +92,7 @@ struct CostModel {
     static constexpr std::size_t kFewItems = 50'000;
     // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
     static constexpr std::size_t kManyItems = 4'000'000;
-    static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 32); }
+    static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 16); }
     // If only one item in so many is allowed, these are scored one by one.
     static constexpr std::size_t kSelective = 32;
 };

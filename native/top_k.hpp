@@ -16,9 +16,10 @@ struct Scored {
     Item item;
 };
 
-inline bool better(const Scored& a, const Scored& b) {
+// A function object, not a function: sorting then has it inlined.
+constexpr auto better = [](const Scored& a, const Scored& b) {
     return a.score != b.score ? a.score > b.score : a.item < b.item;
-}
+};
 
 // Items may be offered in any order and more than once. Where many are wanted, offers are taken in
 // by the batch: until `settle`, the threshold lags behind, which is safe.
@@ -49,15 +50,19 @@ class TopK {
     void settle() {
         if (fresh_.empty()) return;  // the rule for small K
         std::sort(fresh_.begin(), fresh_.end(), better);
-        const auto old = static_cast<std::ptrdiff_t>(best_.size());
-        best_.insert(best_.end(), fresh_.begin(), fresh_.end());
+        merged_.clear();
+        auto old = best_.cbegin();
+        auto fresh = fresh_.cbegin();
+        while (merged_.size() < k_ && (old != best_.cend() || fresh != fresh_.cend())) {
+            const bool take_fresh =
+                old == best_.cend() || (fresh != fresh_.cend() && better(*fresh, *old));
+            const Scored& next = take_fresh ? *fresh++ : *old++;
+            // Whoever was offered twice stands next to himself: his scores are the same.
+            if (merged_.empty() || merged_.back().item != next.item || next.item == kNobody)
+                merged_.push_back(next);
+        }
+        best_.swap(merged_);
         fresh_.clear();
-        std::inplace_merge(best_.begin(), best_.begin() + old, best_.end(), better);
-        auto is_same = [](const Scored& a, const Scored& b) {
-            return a.item == b.item && a.item != kNobody;
-        };
-        best_.erase(std::unique(best_.begin(), best_.end(), is_same), best_.end());
-        if (best_.size() > k_) best_.resize(k_);
         if (full()) threshold_ = best_.back().score;
     }
 
@@ -74,8 +79,7 @@ class TopK {
     static constexpr std::size_t kBatches = 8;  // that fill the top K once
 
     void insert(const Scored& entry) {
-        auto place = best_.end();
-        while (place != best_.begin() && better(entry, place[-1])) --place;
+        const auto place = std::upper_bound(best_.begin(), best_.end(), entry, better);
         // Whoever was offered before is there, or was evicted and cannot come back.
         if (place != best_.begin() && place[-1].item == entry.item) return;
         if (full()) {
@@ -91,6 +95,7 @@ class TopK {
     float threshold_ = -std::numeric_limits<float>::infinity();
     std::vector<Scored> best_;   // the best first
     std::vector<Scored> fresh_;  // offers that are not among them yet
+    std::vector<Scored> merged_;
 };
 
 }  // namespace recprune
