@@ -7,9 +7,10 @@ better on trained models than groups by inner product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from recprune.peers.faiss_peer import FaissPeer, import_faiss
 from recprune.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
 from recprune.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
-from recprune.types import Float32Array, random_generator
+from recprune.types import Float32Array, Int64Array, random_generator
 
 _CHUNK = 65_536  # items whose vectors are put together at a time
 _TRAINING_ITEMS_PER_LIST = 64
@@ -59,16 +60,18 @@ class FaissIVFFlat:
         """Train the centroids and sort the vectors into lists."""
         faiss, width = import_faiss(), model.shape.width
 
+        groups = _groups_of(model, self.roots, threads)
+
         def build() -> Any:
-            centroids = _train(model, self.roots, threads)
             index = faiss.IndexIVFFlat(
-                _by_inner_product(centroids), width, len(centroids), faiss.METRIC_INNER_PRODUCT
+                groups.by_inner_product(), width, groups.number, faiss.METRIC_INNER_PRODUCT
             )
-            _fill(index, centroids, model, threads, lambda items, vectors: vectors)  # noqa: ARG005
+            _fill(index, groups, model, model.vectors_of)
             return index
 
         index, seconds = timed(build)
-        return _peers("FAISS IVF-Flat", index, self.probes, self._bytes_used(model.shape), seconds)
+        size = self._bytes_used(model.shape)
+        return _peers("FAISS IVF-Flat", index, self.probes, size, groups.seconds + seconds)
 
     def _bytes_used(self, shape: ModelShape) -> int:
         return shape.vector_bytes + 8 * shape.num_items + _centroid_bytes(shape, self.roots)
@@ -100,19 +103,21 @@ class FaissIVFPQ:
         """Train the centroids and sort the codes into lists."""
         faiss, shape = import_faiss(), model.shape
 
+        groups = _groups_of(model, self.roots, threads)
+
         def build() -> Any:
-            centroids = _train(model, self.roots, threads)
             index = faiss.IndexIVFPQ(
-                _by_inner_product(centroids), shape.width, len(centroids), shape.num_splits, 8,
+                groups.by_inner_product(), shape.width, groups.number, shape.num_splits, 8,
                 faiss.METRIC_INNER_PRODUCT,
             )  # fmt: skip
             index.by_residual = False  # the codes stand for whole vectors
             faiss.copy_array_to_vector(centroids_of(model), index.pq.centroids)
-            _fill(index, centroids, model, threads, lambda items, vectors: model.codes[items])  # noqa: ARG005
+            _fill(index, groups, model, lambda items: model.codes[items])
             return index
 
         index, seconds = timed(build)
-        return _peers("FAISS IVF-PQ", index, self.probes, self._bytes_used(shape), seconds)
+        size = self._bytes_used(shape)
+        return _peers("FAISS IVF-PQ", index, self.probes, size, groups.seconds + seconds)
 
     def _bytes_used(self, shape: ModelShape) -> int:
         codes = (shape.num_splits + 8) * shape.num_items
@@ -152,54 +157,89 @@ def _training_bytes(shape: ModelShape, roots: int) -> int:
     return 4 * shape.width * (min(shape.num_items, sample) + min(shape.num_items, _CHUNK))
 
 
-def _train(model: CodesAndVectors, roots: int, threads: int) -> Float32Array:
-    """Return centroids [lists, d] by k-means over some of the items."""
-    faiss, shape = import_faiss(), model.shape
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Centroids [groups, d], the group of every item [n], and how long it took to find them."""
+
+    centroids: Float32Array
+    of_item: Int64Array
+    seconds: float
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
+        return len(self.centroids)
+
+    def by_inner_product(self) -> Any:
+        """Return the index by which a query finds its groups."""
+        quantiser = import_faiss().IndexFlatIP(self.centroids.shape[1])
+        quantiser.add(self.centroids)
+        return quantiser
+
+
+# Vectors and codes of one model are grouped alike, and that takes most of the time.
+_groups: WeakKeyDictionary[CodesAndVectors, dict[int, _Groups]] = WeakKeyDictionary()
+
+
+def _groups_of(model: CodesAndVectors, roots: int, threads: int) -> _Groups:
+    """Return the groups of a model, made once for all who ask."""
+    known = _groups.setdefault(model, {})
+    if roots not in known:
+        faiss = import_faiss()
+        with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+            centroids, training_seconds = timed(lambda: _train(model, roots))
+            of_item, seconds = timed(lambda: _nearest(centroids, model))
+        known[roots] = _Groups(centroids, of_item, training_seconds + seconds)
+    return known[roots]
+
+
+def _train(model: CodesAndVectors, roots: int) -> Float32Array:
+    """Return centroids by k-means over some of the items."""
+    shape = model.shape
     num_lists = number_of_lists(shape.num_items, roots)
     size = min(shape.num_items, _TRAINING_ITEMS_PER_LIST * num_lists)
     sample = random_generator(0).choice(shape.num_items, size, replace=False)
-    kmeans = faiss.Kmeans(
+    kmeans = import_faiss().Kmeans(
         shape.width, num_lists, niter=_ITERATIONS, seed=0, min_points_per_centroid=1,
         max_points_per_centroid=_TRAINING_ITEMS_PER_LIST,
     )  # fmt: skip
-    with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
-        kmeans.train(model.vectors_of(np.sort(sample)))
+    kmeans.train(model.vectors_of(np.sort(sample)))
     centroids: Float32Array = kmeans.centroids
     return centroids
 
 
-def _by_inner_product(centroids: Float32Array) -> Any:
-    """Return the index by which a query finds its groups."""
-    quantiser = import_faiss().IndexFlatIP(centroids.shape[1])
-    quantiser.add(centroids)
-    return quantiser
+def _nearest(centroids: Float32Array, model: CodesAndVectors) -> Int64Array:
+    """Return the nearest centroid of every item."""
+    index = import_faiss().IndexFlatL2(centroids.shape[1])
+    index.add(centroids)
+    nearest = np.empty(len(model.codes), np.int64)
+    for items in _runs(model):
+        nearest[items] = index.search(model.vectors_of(items), 1)[1][:, 0]
+    return nearest
+
+
+def _runs(model: CodesAndVectors) -> Iterator[slice]:
+    for start in range(0, len(model.codes), _CHUNK):
+        yield slice(start, min(start + _CHUNK, len(model.codes)))
 
 
 def _fill(
     index: Any,
-    centroids: Float32Array,
+    groups: _Groups,
     model: CodesAndVectors,
-    threads: int,
-    payload: Callable[[slice, Float32Array], NDArray[Any]],
+    payload: Callable[[slice], NDArray[Any]],
 ) -> None:
-    """Put what an index keeps of every item into the list of its nearest centroid.
+    """Put what an index keeps of every item into the list of its group.
 
-    `payload` gets a run of items and their vectors. Going by stand-alone codes (list number, then
-    payload) lets us choose the lists, and keeps RecJPQ's codes from being computed anew.
+    Going by stand-alone codes (list number, then payload) lets us choose the lists, and keeps
+    RecJPQ's codes from being computed anew.
     """
-    faiss = import_faiss()
     index.is_trained = True
-    nearest = faiss.IndexFlatL2(centroids.shape[1])
-    nearest.add(centroids)
-    with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
-        for start in range(0, len(model.codes), _CHUNK):
-            items = slice(start, min(start + _CHUNK, len(model.codes)))
-            vectors = model.vectors_of(items)
-            _, lists = nearest.search(vectors, 1)
-            prefix = lists.astype("<i8").view(np.uint8)[:, : index.coarse_code_size()]
-            kept = np.ascontiguousarray(payload(items, vectors)).view(np.uint8)
-            codes = np.concatenate([prefix, kept], axis=1)
-            index.add_sa_codes(codes, np.arange(items.start, items.stop))
+    for items in _runs(model):
+        lists = groups.of_item[items, None].astype("<i8").view(np.uint8)
+        kept = np.ascontiguousarray(payload(items)).view(np.uint8)
+        codes = np.concatenate([lists[:, : index.coarse_code_size()], kept], axis=1)
+        index.add_sa_codes(codes, np.arange(items.start, items.stop))
 
 
 def _peers(kind: str, index: Any, probes: tuple[int, ...], size: int, seconds: float) -> list[Peer]:
