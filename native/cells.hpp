@@ -405,13 +405,6 @@ inline bool search_cells(const CellLayout& layout, const std::uint8_t* codes,
     }
     const double slack = deficits.slack(top.threshold(), request.over_inflation);
     if (slack < proven) return finish();
-    // Where many items are wanted, cells hardly ever pay, and to find that out should cost little.
-    // After a few lists, the tables are already those of about this threshold.
-    if (!scanned.empty()) {
-        deficits.leave_out(scanned);
-        if (estimate_cells(deficits, kernels, deficits.limit(slack)) > 2.0 * settings.most_cells)
-            return false;
-    }
 
     deficits.quantise(slack);
     deficits.leave_out(scanned);

@@ -61,6 +61,13 @@ class Deficits {
         return whole * (1.0 - over_inflation) + std::abs(best_possible_) * 0x1p-48;
     }
 
+    // The same if only so much is known: as many items as are wanted have deficits of at most so
+    // many units. Their scores are rounded too, so the margin counts twice.
+    double slack_of_counted(int units) const {
+        return units / units_ * (1.0 + 1e-11) + 2.0 * rounding_ +
+               std::abs(best_possible_) * 0x1p-48;
+    }
+
     // Maps the given slack to `target` (and anything larger than 255 units to 255).
     void quantise(double slack, int target = kTargetLimit) {
         // A slack of nothing still needs finite arithmetic: then any deficit at all is "full".
@@ -92,6 +99,12 @@ class Deficits {
         const double units = slack * units_;
         return (units < 1e6 ? static_cast<int>(units) : 1'000'000) - shared_;
     }
+
+    // Whoever has this sum of quantised deficits has a real one of at most so many units.
+    int most_units(int sum) const { return sum + static_cast<int>(num_splits_); }
+
+    // Units of deficit in one unit of score.
+    double units() const { return units_; }
 
     // The slack that a limit stands for: items beyond the limit have a larger deficit.
     double slack_of(int limit) const { return (limit + shared_ + 1) / units_; }

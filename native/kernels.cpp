@@ -108,7 +108,7 @@ std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, st
 }
 
 std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
-                                   std::size_t num_blocks, const std::uint8_t* sums, int limit,
+                                   std::size_t num_blocks, std::uint8_t* sums, int limit,
                                    std::uint64_t* items) {
     std::size_t kept = 0;
     for (std::size_t at = 0; at < num_blocks; ++at) {
@@ -119,6 +119,7 @@ std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::
         for (std::size_t item = 0; item < kBlockItems; ++item)
             passing |= static_cast<std::uint64_t>(totals[item] <= limit) << item;
         blocks[kept] = blocks[at];
+        std::copy_n(totals, kBlockItems, sums + kept * kBlockItems);
         items[kept++] = passing;
     }
     return kept;
@@ -462,8 +463,7 @@ RECPRUNE_AVX512 std::size_t find_blocks_avx512(const FilterRows& rows, std::size
 template <std::size_t known>
 RECPRUNE_AVX512 std::size_t filter_blocks_in(const CodeRow* rows, std::size_t count,
                                              std::uint32_t* blocks, std::size_t num_blocks,
-                                             const std::uint8_t* sums, int limit,
-                                             std::uint64_t* items) {
+                                             std::uint8_t* sums, int limit, std::uint64_t* items) {
     const RowSums<known> far_rows(rows, count);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t kept = 0;
@@ -472,6 +472,7 @@ RECPRUNE_AVX512 std::size_t filter_blocks_in(const CodeRow* rows, std::size_t co
         const __m512i totals = far_rows.add_to(so_far, blocks[at]);
         const std::uint64_t passing = _mm512_cmple_epu8_mask(totals, limits);
         blocks[kept] = blocks[at];
+        _mm512_storeu_si512(sums + kept * kBlockItems, totals);
         items[kept] = passing;
         kept += passing != 0;
     }
@@ -480,7 +481,7 @@ RECPRUNE_AVX512 std::size_t filter_blocks_in(const CodeRow* rows, std::size_t co
 
 RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_t count,
                                                  std::uint32_t* blocks, std::size_t num_blocks,
-                                                 const std::uint8_t* sums, int limit,
+                                                 std::uint8_t* sums, int limit,
                                                  std::uint64_t* items) {
     constexpr std::array kFilter = {filter_blocks_in<0>, filter_blocks_in<1>,
                                     filter_blocks_in<2>, filter_blocks_in<3>,

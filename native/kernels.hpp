@@ -75,10 +75,11 @@ struct Kernels {
                                int limit, std::uint32_t* found, std::uint8_t* sums);
 
     // Keeps those of `num_blocks` blocks with an item whose sum and deficits in these rows add up
-    // to at most `limit` (≤ 254): writes the blocks over those given, and a bit for each such item
-    // of a block to `items`, which has room for one more; returns how many.
+    // to at most `limit` (≤ 254): writes the blocks and the sums of everything, saturated, over
+    // those given, and a bit for each such item of a block to `items`, which has room for one more;
+    // returns how many.
     std::size_t (*filter_blocks)(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
-                                 std::size_t num_blocks, const std::uint8_t* sums, int limit,
+                                 std::size_t num_blocks, std::uint8_t* sums, int limit,
                                  std::uint64_t* items);
 
     // Writes the positions of the items that pass to `survivors` and returns how many; there is

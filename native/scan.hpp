@@ -15,11 +15,13 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "deficit_counts.hpp"
 #include "deficits.hpp"
 #include "kernels.hpp"
 #include "layouts.hpp"
@@ -43,7 +45,12 @@ class ListScan {
           stats_(stats),
           sorted_row_{layout.bases.data(), layout.steps.data(), second_deficits_.data()},
           rows_(layout.num_splits > 2 ? layout.num_splits - 2 : 0),
-          near_(std::min(kUsualNear, rows_.size())) {
+          near_(std::min(kUsualNear, rows_.size())),
+          may_wait_(query.k >= kMany && !query.allow && !query.item_bias &&
+                    request.over_inflation == 0.0 && !request.has_deadline()),
+          counts_(query.k + query.exclude.size()),
+          waiting_(waiting_room()) {
+        waiting_.in.clear();
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
@@ -52,7 +59,7 @@ class ListScan {
     // that could enter the top K, or a request to stop came, which stats.exact then tells apart.
     bool run(std::size_t num_lists) {
         top_.settle();
-        if (top_.full()) tighten();  // others may have found more
+        if (top_.full() || may_wait_) tighten();  // others may have found more
         const std::size_t stop = std::min(rank_ + num_lists, layout_.num_sub_items);
         const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
         sort_up_to(to_the_end ? std::min(stop, std::max(rank_, kBestLists)) : stop);
@@ -64,7 +71,7 @@ class ListScan {
                 break;
             }
             if (stats_.steps >= request_.max_steps || request_.expired()) {
-                top_.settle();
+                settle();
                 const float* scores = query_.sub_item_scores;
                 const double lost = static_cast<double>(scores[order_[0]]) - scores[list];
                 double considered = lost;  // items with a smaller deficit have been looked at
@@ -79,9 +86,9 @@ class ListScan {
             ++stats_.steps;
             scan_list(list);
         }
-        top_.settle();
         if (rank_ < layout_.num_sub_items) return false;
-        if (quantised_) {  // what was rejected is below the threshold, or below the inflated one
+        settle();
+        if (top_.full()) {  // what was rejected is below the threshold, or below the inflated one
             const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
             stats_.set_bound(deficits_.best_possible() - slack,
                              slack >= deficits_.slack(top_.threshold()), top_.full(),
@@ -89,6 +96,15 @@ class ListScan {
         }
         return true;
     }
+
+    // After a pause: brings the top K up to date with all that has been scanned.
+    void settle() {
+        score_waiting();
+        top_.settle();
+    }
+
+    // After a pause: whoever has a larger deficit than this is not wanted.
+    double slack() const { return slack_; }
 
     // The lists that are done.
     std::span<const std::uint16_t> scanned() const { return {order_.data(), rank_}; }
@@ -99,6 +115,8 @@ class ListScan {
     static constexpr std::size_t kNoList = 256;
     static constexpr std::size_t kFewestNear = 2;
     static constexpr std::size_t kUsualNear = 4;
+    static constexpr std::size_t kMany = 48;  // wanted: then candidates wait
+    static constexpr std::size_t kMostWaiting = 4096;
 
     // Whether a request to stop could come before the lists are done: then they are all sorted.
     bool may_stop() const {
@@ -141,7 +159,7 @@ class ListScan {
         if (begin == end) return;
         // A first threshold is a good one if it comes from items that are good in two splits.
         const std::size_t first =
-            quantised_ || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
+            has_threshold_ || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
         scan_blocks(list, first, end);
         scan_blocks(list, begin, first);
     }
@@ -186,10 +204,53 @@ class ListScan {
                                       static_cast<std::size_t>(std::countr_zero(items[at])));
             for (std::size_t at = 0; at < num_kept; ++at) {
                 if (found[at] + std::size_t{1} == end) items[at] &= layout_.real_items(found[at]);
-                score_block(list, found[at], items[at]);
+                if (may_wait_)
+                    wait(list, found[at], items[at], sums.data() + at * kBlockItems);
+                else
+                    score_block(list, found[at], items[at]);
             }
+            if (may_wait_ && counts_.worth_a_look()) tighten();
+            if (waiting_.in.size() > most_waiting()) make_room();
             block = stop;
         }
+    }
+
+    // Where many items are wanted, the threshold is low for long, and most of those who reach it
+    // would be scored and sorted in vain. They wait, and only their deficits are counted.
+    void wait(std::size_t list, std::size_t block, std::uint64_t mask, const std::uint8_t* sums) {
+        const int first_deficit = deficits_.of_split(0)[list];
+        for (; mask; mask &= mask - 1) {
+            const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
+            const int deficit = first_deficit + sums[lane];
+            counts_.add(deficits_.most_units(deficit));
+            waiting_.in.push_back({static_cast<std::uint32_t>(block),
+                                   static_cast<std::uint8_t>(lane), static_cast<std::uint8_t>(list),
+                                   static_cast<std::uint8_t>(deficit)});
+        }
+    }
+
+    void send_away() {
+        std::erase_if(waiting_.in, [&](const Waiting& one) { return one.deficit > limit_; });
+    }
+
+    // There may be ties by the million.
+    void make_room() {
+        send_away();
+        if (waiting_.in.size() > most_waiting() / 2) score_waiting();
+    }
+    std::size_t most_waiting() const { return kMostWaiting + 4 * query_.k; }
+
+    // The best first: they raise the threshold for the others.
+    void score_waiting() {
+        std::array<std::uint32_t, kFullDeficit + 2> places{};
+        send_away();
+        for (const Waiting& one : waiting_.in) ++places[one.deficit + 1u];
+        std::partial_sum(places.begin(), places.end(), places.begin());
+        waiting_.sorted.resize(waiting_.in.size());
+        for (const Waiting& one : waiting_.in) waiting_.sorted[places[one.deficit]++] = one;
+        waiting_.in.clear();
+        for (const Waiting& one : waiting_.sorted) layout_.prefetch_item(one.block, one.lane);
+        for (const Waiting& one : waiting_.sorted) score_item(one.list, one.block, one.lane);
     }
 
     // The deficits of the codes that a list has in the second split.
@@ -223,30 +284,50 @@ class ListScan {
 
     void score_block(std::size_t list, std::size_t block, std::uint64_t mask) {
         const float before = top_.threshold();
-        stats_.items_scored += std::popcount(mask);
-        for (; mask; mask &= mask - 1) {
-            const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
-            float score = layout_.score(query_.sub_item_scores, list, block, lane);
-            // Who the item is, often a cache miss, matters only if it is good enough.
-            if (!query_.item_bias && score < top_.threshold()) continue;
-            const Item item = layout_.items[block * kBlockItems + lane];
-            score = query_.with_bias(score, item);
-            if (score >= top_.threshold() && query_.may_return(item)) top_.offer(score, item);
-        }
+        for (; mask; mask &= mask - 1)
+            score_item(list, block, static_cast<std::size_t>(std::countr_zero(mask)));
         if (top_.threshold() > before) tighten();
+    }
+
+    void score_item(std::size_t list, std::size_t block, std::size_t lane) {
+        ++stats_.items_scored;
+        float score = layout_.score(query_.sub_item_scores, list, block, lane);
+        // Who the item is, often a cache miss, matters only if it is good enough.
+        if (!query_.item_bias && score < top_.threshold()) return;
+        const Item item = layout_.items[block * kBlockItems + lane];
+        score = query_.with_bias(score, item);
+        if (score >= top_.threshold() && query_.may_return(item)) top_.offer(score, item);
     }
 
     // Follows the threshold: the limit at once, the tables when it has moved far enough to pay.
     void tighten() {
-        const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
+        double slack = std::numeric_limits<double>::infinity();
+        if (top_.full()) slack = deficits_.slack(top_.threshold(), request_.over_inflation);
+        if (may_wait_) {
+            const int counted = counts_.look();
+            if (counted < kFullDeficit)
+                slack = std::min(slack, deficits_.slack_of_counted(counted));
+        }
+        has_threshold_ = has_threshold_ || slack < deficits_.range();
+        slack = slack_ = std::min(slack, deficits_.range());
         if (!quantised_ || slack < 0.75 * slack_of_tables_) {
+            const double units = deficits_.units();
             deficits_.quantise(slack);
+            if (quantised_ && may_wait_) rescale(deficits_.units() / units);
             slack_of_tables_ = slack;
             quantised_ = true;
             looked_up_ = kNoList;
             sort_rows();
         }
         limit_ = std::min(deficits_.limit(slack), kTargetLimit);
+    }
+
+    // Whoever waits has no smaller deficit in the new units than this.
+    void rescale(double ratio) {
+        counts_.rescale(ratio);
+        for (Waiting& one : waiting_.in)
+            one.deficit = static_cast<std::uint8_t>(
+                std::min(one.deficit * ratio * (1.0 - 1e-12), double{kFullDeficit}));
     }
 
     // The splits with the largest deficits on average first: they reject the most.
@@ -261,6 +342,22 @@ class ListScan {
             const std::size_t split = order[rank].second;
             rows_[rank] = {layout_.row(split), deficits_.of_split(split)};
         }
+    }
+
+    struct Waiting {
+        std::uint32_t block;
+        std::uint8_t lane;
+        std::uint8_t list;
+        std::uint8_t deficit;
+    };
+    // Kept between queries: fresh memory would cost more than the search.
+    struct WaitingRoom {
+        std::vector<Waiting> in;
+        std::vector<Waiting> sorted;
+    };
+    static WaitingRoom& waiting_room() {
+        thread_local WaitingRoom room;
+        return room;
     }
 
     const ListLayout& layout_;
@@ -281,8 +378,13 @@ class ListScan {
     std::size_t stretch_ = 8;    // blocks between two looks at the limit, few while it falls fast
     std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;
+    bool may_wait_;
+    DeficitCounts counts_;
+    WaitingRoom& waiting_;
     bool quantised_ = false;
+    bool has_threshold_ = false;  // something better than the worst conceivable
     int limit_ = 0;
+    double slack_ = std::numeric_limits<double>::infinity();
     double slack_of_tables_ = 0.0;
 };
 

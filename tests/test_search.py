@@ -196,11 +196,12 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([3, 8, 12, 12]),
-    st.sampled_from([1, 10, 1000, 1000]),
+    st.sampled_from([1, 10, 60, 1000, 1000]),
     st.floats(0.5, 3.0),
+    st.booleans(),
 )
 def test_a_scan_of_long_lists_changes_its_mind_and_stays_exact(
-    seed: int, num_splits: int, k: int, variety: float
+    seed: int, num_splits: int, k: int, variety: float, without_the_best: bool
 ) -> None:
     """Two lists of many blocks: threshold, tables and the order of the rows change inside."""
     rng = np.random.default_rng(seed)
@@ -215,11 +216,40 @@ def test_a_scan_of_long_lists_changes_its_mind_and_stays_exact(
     best = np.argsort(np.argsort(-scores, axis=1), axis=1)[np.arange(num_splits), codes]
     codes = codes[np.argsort(-best.sum(axis=1) + rng.normal(0, 200, len(codes)))]
     index = Index.build(codes, np.ones((num_splits, 256, 1), np.float32), layout="compact")
-    expected = reference.exhaustive(scores, codes, k)
+    exclude, eligible = None, np.ones(len(codes), bool)
+    if without_the_best:  # they pass every filter but the last, and may count for nothing
+        exclude = rng.permutation(reference.exhaustive(scores, codes, 40)[0]).tolist()
+        eligible[exclude] = False
+    expected = reference.exhaustive(scores, codes, k, eligible=eligible)
     with pytest.MonkeyPatch.context() as patch:
         for isa in ISAS:
             patch.setenv("RECPRUNE_ISA", isa)
-            assert_same(index.search_scores(scores, k), expected, isa)
+            assert_same(index.search_scores(scores, k, exclude=exclude), expected, isa)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("k", [10, 60, 1000])
+def test_ties_by_the_ten_thousand(k: int) -> None:
+    """More candidates than a scan lets wait, and nothing but their ids to tell them apart."""
+    rng = np.random.default_rng(k)
+    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
+    codes[rng.permutation(60_000)[:30_000]] = codes[0]
+    scores = rng.standard_normal((8, 256)).astype(np.float32)
+    scores[np.arange(8), codes[0]] += 2
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    for method in ("scan", "cells", "auto"):
+        top = index.search_scores(scores, k, method=method)
+        assert_same(top, reference.exhaustive(scores, codes, k), method)
+
+
+def test_where_many_are_wanted_few_others_are_scored() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (200_000, 8)).astype(np.uint8)
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    scores = rng.standard_normal((8, 256)).astype(np.float32)
+    top = index.search_scores(scores, 1000, method="scan")
+    assert_same(top, reference.exhaustive(scores, codes, 1000), "scan")
+    assert top.stats.items_scored[0] < 4000
 
 
 @pytest.mark.usefixtures("isa")
