@@ -335,36 +335,43 @@ class CellSearch {
     Scratch& scratch_;
 };
 
-// About how many cells a search for everything within the limit visits: the same steps as in
-// CellSearch::choose, but by the bucket. That counts somewhat too many, rarely twice as many.
-inline double estimate_cells(const Deficits& deficits, const Kernels& kernels, int limit) {
-    using Counts = std::array<float, kBuckets>;
-    std::array<Counts, kPairs> cells{};
+// Whether a search for everything within the slack may well visit no more than `most_cells`: the
+// same steps as in CellSearch::choose, but by the bucket. That counts somewhat too many cells,
+// rarely twice as many, and costs little. The lists that are done count for nothing.
+//
+// Pre: most_cells is finite.
+inline bool may_be_few_cells(const Deficits& deficits, const Kernels& kernels, double slack,
+                             std::span<const std::uint16_t> done, double most_cells) {
+    constexpr double kOverestimate = 2.0;
+    std::array<std::uint8_t, 256> first_split;
+    std::copy_n(deficits.of_split(0), 256, first_split.begin());
+    const int shared = leave_out(first_split, done);
+    std::array<std::array<float, kBuckets + 1>, kPairs> cells;
     for (std::size_t pair = 0; pair < kPairs; ++pair) {
-        Counts first;
-        Counts second;
-        kernels.count_buckets(deficits.of_split(2 * pair), first.data());
-        kernels.count_buckets(deficits.of_split(2 * pair + 1), second.data());
-        for (std::size_t a = 0; a < kBuckets; ++a) {
-            for (std::size_t b = 0; a + b < kBuckets; ++b)
-                cells[pair][a + b] += first[a] * second[b];
+        std::array<float, kBuckets> first;
+        std::array<float, 2 * kBuckets> second{};  // zeros first: loops of fixed length are faster
+        kernels.count_buckets(pair == 0 ? first_split.data() : deficits.of_split(2 * pair),
+                              first.data());
+        kernels.count_buckets(deficits.of_split(2 * pair + 1), second.data() + kBuckets);
+        for (std::size_t x = 0; x < kBuckets; ++x) {
+            float sum = 0.0f;
+            for (std::size_t a = 0; a < kBuckets; ++a) sum += first[a] * second[kBuckets + x - a];
+            cells[pair][x] = sum;
         }
+        cells[pair][kBuckets] = std::numeric_limits<float>::infinity();  // not counted
     }
     double estimate = 0.0;
     std::array<std::size_t, kPairs> next{};
-    for (double left = (limit + 1.0) / kBucketUnits; left > 0.0; left -= 1.0) {
-        auto cost = [&](std::size_t pair) {
-            return next[pair] < kBuckets ? cells[pair][next[pair]]
-                                         : std::numeric_limits<float>::infinity();
-        };
+    for (double left = (deficits.limit(slack) - shared + 1.0) / kBucketUnits; left > 0.0;
+         left -= 1.0) {
         std::size_t cheapest = 0;
         for (std::size_t pair = 1; pair < kPairs; ++pair) {
-            if (cost(pair) < cost(cheapest)) cheapest = pair;
+            if (cells[pair][next[pair]] < cells[cheapest][next[cheapest]]) cheapest = pair;
         }
-        estimate += static_cast<double>(cost(cheapest)) * std::min(left, 1.0);
-        ++next[cheapest];
+        estimate += static_cast<double>(cells[cheapest][next[cheapest]++]) * std::min(left, 1.0);
+        if (estimate > kOverestimate * most_cells) return false;
     }
-    return estimate;
+    return true;
 }
 
 struct CellSettings {

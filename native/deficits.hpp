@@ -20,6 +20,17 @@ namespace recprune {
 constexpr int kFullDeficit = 255;  // "this much or more"
 constexpr int kTargetLimit = 250;  // where the slack is mapped to: leaves room for "more"
 
+// Takes the given sub-items out of the deficits of one split, and what all others share with them.
+// Returns how much that is.
+inline int leave_out(std::span<std::uint8_t, 256> deficits, std::span<const std::uint16_t> done) {
+    for (std::uint16_t b : done) deficits[b] = kFullDeficit;
+    const std::uint8_t shared = *std::min_element(deficits.begin(), deficits.end());
+    for (std::uint8_t& deficit : deficits) {
+        if (deficit < kFullDeficit) deficit = static_cast<std::uint8_t>(deficit - shared);
+    }
+    return shared;
+}
+
 // An item's deficit is Σ_m (max_m − S[m, code_m]) ≥ 0. It can enter the top K only if that is at
 // most the slack: Σ_m max_m (+ highest bias) − θ, plus a margin for the rounding of float32 sums.
 class Deficits {
@@ -64,8 +75,7 @@ class Deficits {
     // The same if only so much is known: as many items as are wanted have deficits of at most so
     // many units. Their scores are rounded too, so the margin counts twice.
     double slack_of_counted(int units) const {
-        return units / units_ * (1.0 + 1e-11) + 2.0 * rounding_ +
-               std::abs(best_possible_) * 0x1p-48;
+        return units / units_ * (1.0 + 1e-11) + 2.0 * rounding_;
     }
 
     // Maps the given slack to `target` (and anything larger than 255 units to 255).
@@ -84,13 +94,7 @@ class Deficits {
     // and with them the smallest deficit that all others share: limits are lowered by it. Lasts
     // until the next quantise().
     void leave_out(std::span<const std::uint16_t> done) {
-        std::uint8_t* first = quantised_.data();
-        for (std::uint16_t b : done) first[b] = kFullDeficit;
-        const std::uint8_t shared = *std::min_element(first, first + num_sub_items_);
-        for (std::size_t b = 0; b < num_sub_items_; ++b) {
-            if (first[b] < kFullDeficit) first[b] = static_cast<std::uint8_t>(first[b] - shared);
-        }
-        shared_ = shared;
+        shared_ = recprune::leave_out(std::span(quantised_).first<256>(), done);
     }
 
     // The largest sum of quantised deficits that an item within this slack can have.
@@ -100,7 +104,8 @@ class Deficits {
         return (units < 1e6 ? static_cast<int>(units) : 1'000'000) - shared_;
     }
 
-    // Whoever has this sum of quantised deficits has a real one of at most so many units.
+    // Whoever has this sum of quantised deficits, none of them full and nothing left out, has a
+    // real one of at most so many units.
     int most_units(int sum) const { return sum + static_cast<int>(num_splits_); }
 
     // Units of deficit in one unit of score.

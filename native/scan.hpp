@@ -21,12 +21,12 @@
 #include <utility>
 #include <vector>
 
-#include "deficit_counts.hpp"
 #include "deficits.hpp"
 #include "kernels.hpp"
 #include "layouts.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
+#include "waiting_room.hpp"
 
 namespace recprune {
 
@@ -46,11 +46,10 @@ class ListScan {
           sorted_row_{layout.bases.data(), layout.steps.data(), second_deficits_.data()},
           rows_(layout.num_splits > 2 ? layout.num_splits - 2 : 0),
           near_(std::min(kUsualNear, rows_.size())),
-          may_wait_(query.k >= kMany && !query.allow && !query.item_bias &&
+          may_wait_(wants_many(query) && !query.allow && !query.item_bias &&
                     request.over_inflation == 0.0 && !request.has_deadline()),
-          counts_(query.k + query.exclude.size()),
-          waiting_(waiting_room()) {
-        waiting_.in.clear();
+          // Any of the first may be excluded.
+          waiting_(query.k + query.exclude.size()) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
@@ -88,7 +87,8 @@ class ListScan {
         }
         if (rank_ < layout_.num_sub_items) return false;
         settle();
-        if (top_.full()) {  // what was rejected is below the threshold, or below the inflated one
+        if (quantised_ &&
+            top_.full()) {  // what was rejected is below the threshold, or below the inflated one
             const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
             stats_.set_bound(deficits_.best_possible() - slack,
                              slack >= deficits_.slack(top_.threshold()), top_.full(),
@@ -99,7 +99,9 @@ class ListScan {
 
     // After a pause: brings the top K up to date with all that has been scanned.
     void settle() {
-        score_waiting();
+        const std::span<const Waiting> items = waiting_.call_in(limit_);
+        for (const Waiting& item : items) layout_.prefetch_item(item.block, item.lane);
+        for (const Waiting& item : items) consider(item.list, item.block, item.lane);
         top_.settle();
     }
 
@@ -115,8 +117,12 @@ class ListScan {
     static constexpr std::size_t kNoList = 256;
     static constexpr std::size_t kFewestNear = 2;
     static constexpr std::size_t kUsualNear = 4;
-    static constexpr std::size_t kMany = 48;  // wanted: then candidates wait
-    static constexpr std::size_t kMostWaiting = 4096;
+
+    // Few are found as fast as they come, for very many there should be no room, and where more are
+    // excluded than are wanted, counting tells little.
+    static bool wants_many(const Query& query) {
+        return query.k >= 48 && query.k <= 65'536 && query.exclude.size() <= query.k;
+    }
 
     // Whether a request to stop could come before the lists are done: then they are all sorted.
     bool may_stop() const {
@@ -127,6 +133,7 @@ class ListScan {
     // The best of the lists that are left come first, sorted, the others as they lie in memory:
     // by then the threshold hardly rises, and memory likes to be read in order.
     void sort_up_to(std::size_t stop) {
+        if (stop <= num_sorted_) return;
         std::array<std::uint64_t, 256> keys;
         for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
             keys[rank] = std::uint64_t{descending(query_.sub_item_scores[order_[rank]])} << 32 |
@@ -199,7 +206,7 @@ class ListScan {
             count_bytes(stop - block, (stop - block) * near_ + num_found * far);
             adapt(stop - block, num_found);
             // Who they are, a cache miss, will soon be asked of some of them.
-            for (std::size_t at = 0; at < num_kept; ++at)
+            for (std::size_t at = 0; at < num_kept && !may_wait_; ++at)
                 layout_.prefetch_item(found[at],
                                       static_cast<std::size_t>(std::countr_zero(items[at])));
             for (std::size_t at = 0; at < num_kept; ++at) {
@@ -209,48 +216,29 @@ class ListScan {
                 else
                     score_block(list, found[at], items[at]);
             }
-            if (may_wait_ && counts_.worth_a_look()) tighten();
-            if (waiting_.in.size() > most_waiting()) make_room();
+            if (may_wait_ && waiting_.worth_a_look()) tighten();
+            if (waiting_.is_crowded()) make_room();
             block = stop;
         }
     }
 
-    // Where many items are wanted, the threshold is low for long, and most of those who reach it
-    // would be scored and sorted in vain. They wait, and only their deficits are counted.
     void wait(std::size_t list, std::size_t block, std::uint64_t mask, const std::uint8_t* sums) {
         const int first_deficit = deficits_.of_split(0)[list];
         for (; mask; mask &= mask - 1) {
             const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
             const int deficit = first_deficit + sums[lane];
-            counts_.add(deficits_.most_units(deficit));
-            waiting_.in.push_back({static_cast<std::uint32_t>(block),
-                                   static_cast<std::uint8_t>(lane), static_cast<std::uint8_t>(list),
-                                   static_cast<std::uint8_t>(deficit)});
+            waiting_.enter({static_cast<std::uint32_t>(block), static_cast<std::uint8_t>(lane),
+                            static_cast<std::uint8_t>(list), static_cast<std::uint8_t>(deficit)},
+                           deficits_.most_units(deficit));
         }
     }
 
-    void send_away() {
-        std::erase_if(waiting_.in, [&](const Waiting& one) { return one.deficit > limit_; });
-    }
-
-    // There may be ties by the million.
+    // Where many come at once, as ties do, they are scored after all.
     void make_room() {
-        send_away();
-        if (waiting_.in.size() > most_waiting() / 2) score_waiting();
-    }
-    std::size_t most_waiting() const { return kMostWaiting + 4 * query_.k; }
-
-    // The best first: they raise the threshold for the others.
-    void score_waiting() {
-        std::array<std::uint32_t, kFullDeficit + 2> places{};
-        send_away();
-        for (const Waiting& one : waiting_.in) ++places[one.deficit + 1u];
-        std::partial_sum(places.begin(), places.end(), places.begin());
-        waiting_.sorted.resize(waiting_.in.size());
-        for (const Waiting& one : waiting_.in) waiting_.sorted[places[one.deficit]++] = one;
-        waiting_.in.clear();
-        for (const Waiting& one : waiting_.sorted) layout_.prefetch_item(one.block, one.lane);
-        for (const Waiting& one : waiting_.sorted) score_item(one.list, one.block, one.lane);
+        waiting_.send_away_beyond(limit_);
+        if (!waiting_.is_crowded()) return;
+        settle();
+        tighten();
     }
 
     // The deficits of the codes that a list has in the second split.
@@ -285,11 +273,11 @@ class ListScan {
     void score_block(std::size_t list, std::size_t block, std::uint64_t mask) {
         const float before = top_.threshold();
         for (; mask; mask &= mask - 1)
-            score_item(list, block, static_cast<std::size_t>(std::countr_zero(mask)));
+            consider(list, block, static_cast<std::size_t>(std::countr_zero(mask)));
         if (top_.threshold() > before) tighten();
     }
 
-    void score_item(std::size_t list, std::size_t block, std::size_t lane) {
+    void consider(std::size_t list, std::size_t block, std::size_t lane) {
         ++stats_.items_scored;
         float score = layout_.score(query_.sub_item_scores, list, block, lane);
         // Who the item is, often a cache miss, matters only if it is good enough.
@@ -304,7 +292,7 @@ class ListScan {
         double slack = std::numeric_limits<double>::infinity();
         if (top_.full()) slack = deficits_.slack(top_.threshold(), request_.over_inflation);
         if (may_wait_) {
-            const int counted = counts_.look();
+            const int counted = waiting_.look();
             if (counted < kFullDeficit)
                 slack = std::min(slack, deficits_.slack_of_counted(counted));
         }
@@ -313,21 +301,13 @@ class ListScan {
         if (!quantised_ || slack < 0.75 * slack_of_tables_) {
             const double units = deficits_.units();
             deficits_.quantise(slack);
-            if (quantised_ && may_wait_) rescale(deficits_.units() / units);
+            if (quantised_ && may_wait_) waiting_.rescale(deficits_.units() / units);
             slack_of_tables_ = slack;
             quantised_ = true;
             looked_up_ = kNoList;
             sort_rows();
         }
         limit_ = std::min(deficits_.limit(slack), kTargetLimit);
-    }
-
-    // Whoever waits has no smaller deficit in the new units than this.
-    void rescale(double ratio) {
-        counts_.rescale(ratio);
-        for (Waiting& one : waiting_.in)
-            one.deficit = static_cast<std::uint8_t>(
-                std::min(one.deficit * ratio * (1.0 - 1e-12), double{kFullDeficit}));
     }
 
     // The splits with the largest deficits on average first: they reject the most.
@@ -342,22 +322,6 @@ class ListScan {
             const std::size_t split = order[rank].second;
             rows_[rank] = {layout_.row(split), deficits_.of_split(split)};
         }
-    }
-
-    struct Waiting {
-        std::uint32_t block;
-        std::uint8_t lane;
-        std::uint8_t list;
-        std::uint8_t deficit;
-    };
-    // Kept between queries: fresh memory would cost more than the search.
-    struct WaitingRoom {
-        std::vector<Waiting> in;
-        std::vector<Waiting> sorted;
-    };
-    static WaitingRoom& waiting_room() {
-        thread_local WaitingRoom room;
-        return room;
     }
 
     const ListLayout& layout_;
@@ -379,8 +343,7 @@ class ListScan {
     std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;
     bool may_wait_;
-    DeficitCounts counts_;
-    WaitingRoom& waiting_;
+    WaitingRoom waiting_;
     bool quantised_ = false;
     bool has_threshold_ = false;  // something better than the worst conceivable
     int limit_ = 0;

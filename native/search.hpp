@@ -93,8 +93,6 @@ struct CostModel {
     // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
     static constexpr std::size_t kManyItems = 4'000'000;
     static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 16); }
-    // An estimate of cells is rarely as many times too high.
-    static constexpr double kOverestimate = 2.0;
     // If only one item in so many is allowed, these are scored one by one.
     static constexpr std::size_t kSelective = 32;
 };
@@ -113,19 +111,6 @@ inline std::size_t allowed_items(const Query& query, std::size_t num_items) {
     for (std::size_t word = 0; word * 64 < num_items; ++word)
         count += static_cast<std::size_t>(std::popcount(query.allow[word]));
     return count;
-}
-
-// Where many items are wanted, cells hardly ever pay, and to find that out should cost little.
-// After a few lists, the tables are already about those that cells would be searched with.
-inline bool may_pay(const CellSettings& settings, Deficits deficits, ListScan& lists,
-                    const Kernels& kernels) {
-    if (!lists.scanned().empty()) {
-        deficits.leave_out(lists.scanned());
-        const double cells = estimate_cells(deficits, kernels, deficits.limit(lists.slack()));
-        if (cells > CostModel::kOverestimate * settings.most_cells) return false;
-        lists.settle();
-    }
-    return true;
 }
 
 // Answers one query whose sub-item scores are ready. Returns the method that ran.
@@ -157,10 +142,15 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
             const bool may_scan = request.method == Method::automatic;
             const CellSettings settings =
                 cell_settings(index.num_items, query.k, may_scan, *request.kernels);
-            if (may_pay(settings, deficits, lists, *request.kernels) &&
-                search_cells(*index.cells, index.codes.data(), *request.kernels, query,
-                             index.num_sub_items, settings, lists.scanned(), limits, deficits, top,
-                             stats))
+            // Where cells do not pay by far, which is usual for many items, that should cost little
+            // to find out. After a few lists, the tables are about those that cells would have.
+            const bool may_pay = !may_scan || !std::isfinite(lists.slack()) ||
+                                 may_be_few_cells(deficits, *request.kernels, lists.slack(),
+                                                  lists.scanned(), settings.most_cells);
+            if (may_pay) lists.settle();
+            if (may_pay && search_cells(*index.cells, index.codes.data(), *request.kernels, query,
+                                        index.num_sub_items, settings, lists.scanned(), limits,
+                                        deficits, top, stats))
                 return method;
             method = Method::scan;
         }

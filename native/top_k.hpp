@@ -17,7 +17,7 @@ struct Scored {
 };
 
 // A function object, not a function: sorting then has it inlined.
-constexpr auto better = [](const Scored& a, const Scored& b) {
+inline constexpr auto better = [](const Scored& a, const Scored& b) {
     return a.score != b.score ? a.score > b.score : a.item < b.item;
 };
 

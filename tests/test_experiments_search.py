@@ -678,7 +678,7 @@ def test_scaling_tells_what_is_scored_from_what_is_looked_at(sizes: list[Json]) 
     scored = sizes[0]["methods"]["scan"]["items_scored"] / 1000
     assert scan["scored"] == f"{scored:.2%}"
     assert float(scan["looked at"].rstrip("%")) > 100 * scored
-    assert next(row for row in rows if row["method"] == "faiss_pq")["scored"] == ""
+    assert next(row for row in rows if row["method"] == "FAISS PQ")["scored"] == ""
 
 
 def test_every_method_that_is_left_out_has_a_reason(sizes: list[Json]) -> None:

@@ -336,17 +336,22 @@ def test_item_vectors_of_a_large_catalogue_are_over_budget_and_codes_are_not() -
         assert why_not("faiss_hnsw", large, 2 * GIGABYTE) is not None
 
 
-def test_a_graph_over_codes_is_the_graph_over_vectors() -> None:
+@pytest.mark.parametrize("split_width", [4, 32])  # narrow and wide ones are encoded differently
+def test_a_graph_over_codes_is_the_graph_over_vectors(split_width: int) -> None:
     faiss = pytest.importorskip("faiss")
+    rng = np.random.default_rng(5)
+    table = rng.standard_normal((8, 32, split_width)).astype(np.float32)
+    wide = CodesAndVectors(model().codes, table)
+    asked = rng.standard_normal((30, 8 * split_width)).astype(np.float32)
     family = FaissHNSW(ef_search=(16, 64))
-    over_vectors = faiss.IndexHNSWFlat(32, family.links, faiss.METRIC_INNER_PRODUCT)
+    over_vectors = faiss.IndexHNSWFlat(wide.shape.width, family.links, faiss.METRIC_INNER_PRODUCT)
     over_vectors.hnsw.efConstruction = family.build_breadth
     with threads_set(1, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
-        over_vectors.add(model().item_vectors())
-    for peer, breadth in zip(build(family, model(), PLENTY, threads=1), (16, 64), strict=True):
+        over_vectors.add(wide.item_vectors())
+    for peer, breadth in zip(build(family, wide, PLENTY, threads=1), (16, 64), strict=True):
         over_vectors.hnsw.efSearch = breadth
-        expected = over_vectors.search(queries(), 10)[1]
-        found = np.array([peer.search(query, 10) for query in queries()])
+        expected = over_vectors.search(asked, 10)[1]
+        found = np.array([peer.search(query, 10) for query in asked])
         assert (found == expected).mean() > 0.99
 
 

@@ -37,7 +37,7 @@ _WIDTH = 512
 _SUB_ITEMS = 256
 _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
-_PEERS = ("faiss_pq", "torch_pqtopk")
+_PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what readers call them
 _SLOW = {"pqtopk", "recjpqprune", "default", *_PEERS}
 # What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes so
 # many queries to be as fast as it is when it runs alone.
@@ -297,7 +297,7 @@ def _series(records: Sequence[Record], over: str) -> dict[str, Points]:
     series: dict[str, tuple[list[float], list[float]]] = {}
     for record in records:
         for name, figures in record.figures["methods"].items():
-            xs, ys = series.setdefault(name, ([], []))
+            xs, ys = series.setdefault(_PEERS.get(name, name), ([], []))
             xs.append(float(record.figures[over]))
             ys.append(figures["p50_us"] / 1000)
     return dict(series)
@@ -310,7 +310,7 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         fastest = figures["methods"]["auto"]["p50_us"]
         for name, entry in figures["methods"].items():
             rows.append((
-                f"{figures[over]:,}", name, f"{entry['queries']:,}",
+                f"{figures[over]:,}", _PEERS.get(name, name), f"{entry['queries']:,}",
                 milliseconds(entry, "p50_us"), milliseconds(entry, "p95_us"),
                 f"{entry['p50_us'] / fastest:,.1f} ×",
                 _share(entry.get("items_touched"), figures["items"]),
@@ -323,7 +323,7 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         for name in (*_METHODS, *_PEERS):
             if name not in figures["methods"]:
                 reason = figures["left_out"].get(name, "not run, and no reason was recorded")
-                notes.append(f"{figures[over]:,} {header}, {name}: {reason}.")
+                notes.append(f"{figures[over]:,} {header}, {_PEERS.get(name, name)}: {reason}.")
     return Table(
         (header, "method", "queries", "median ms", "p95 ms", "÷ auto", "looked at", "scored"),
         tuple(rows),

@@ -10,6 +10,8 @@ the time to search it, because codes stay in the cache where vectors do not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +20,8 @@ import numpy as np
 from recprune.peers.faiss_peer import FaissPeer, import_faiss
 from recprune.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
 from recprune.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
+
+_ENCODED_AT_A_TIME = 8192  # items; FAISS's own number takes gigabytes of distances
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class FaissHNSW:
     def bytes_needed(self, shape: ModelShape) -> int:
         """The item vectors, which FAISS wants to see once, and codes with the graph."""
         products = 4 * shape.num_splits * CENTROIDS**2
-        return shape.vector_bytes + products + self._bytes_used(shape)
+        distances = 4 * shape.num_splits * CENTROIDS * _ENCODED_AT_A_TIME
+        return shape.vector_bytes + products + distances + self._bytes_used(shape)
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
         """Say what is built."""
@@ -53,9 +58,14 @@ class FaissHNSW:
             index = faiss.IndexHNSW(storage, self.links)
             index.is_trained = True
             index.hnsw.efConstruction = self.build_breadth
-            with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+            with (
+                threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads),
+                _encoding_by(_ENCODED_AT_A_TIME),
+            ):
                 index.add(model.item_vectors())
-            storage.pq.sdc_table.clear()  # a search compares no two codes
+            # Encoding may have mistaken a sub-item for one that is next to it.
+            faiss.copy_array_to_vector(np.ascontiguousarray(model.codes).ravel(), storage.codes)
+            faiss.Float32Vector().swap(storage.pq.sdc_table)  # a search compares no two codes
             return index
 
         index, seconds = timed(build)
@@ -79,6 +89,18 @@ class FaissHNSW:
         upper = self.links / (self.links - 1)
         per_item = 4 * self.links * (1 + upper) + 8 + 4 + shape.num_splits
         return 4 * CENTROIDS * shape.width + round(shape.num_items * per_item)
+
+
+@contextmanager
+def _encoding_by(items: int) -> Iterator[None]:
+    """Have so many vectors encoded at a time."""
+    settings = import_faiss().cvar
+    before = settings.product_quantizer_compute_codes_bs
+    settings.product_quantizer_compute_codes_bs = items
+    try:
+        yield
+    finally:
+        settings.product_quantizer_compute_codes_bs = before
 
 
 def _codes_and_products(model: CodesAndVectors) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recprune.peers.faiss_peer import FaissPeer, import_faiss
 from recprune.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
 from recprune.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
-from recprune.types import Float32Array, Int64Array, random_generator
+from recprune.types import Float32Array, Int32Array, random_generator
 
 _CHUNK = 65_536  # items whose vectors are put together at a time
 _TRAINING_ITEMS_PER_LIST = 64
@@ -152,9 +152,11 @@ def _centroid_bytes(shape: ModelShape, roots: int) -> int:
 
 
 def _training_bytes(shape: ModelShape, roots: int) -> int:
-    # The sample, and what k-means and a chunk of assigned items take beside it.
+    # The sample, and what k-means and a chunk of assigned items take beside it; and the groups of
+    # all items, which stay for others.
     sample = _TRAINING_ITEMS_PER_LIST * number_of_lists(shape.num_items, roots)
-    return 4 * shape.width * (min(shape.num_items, sample) + min(shape.num_items, _CHUNK))
+    vectors = min(shape.num_items, sample) + min(shape.num_items, _CHUNK)
+    return 4 * shape.width * vectors + 4 * shape.num_items
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +164,7 @@ class _Groups:
     """Centroids [groups, d], the group of every item [n], and how long it took to find them."""
 
     centroids: Float32Array
-    of_item: Int64Array
+    of_item: Int32Array
     seconds: float
 
     @property
@@ -178,19 +180,19 @@ class _Groups:
 
 
 # Vectors and codes of one model are grouped alike, and that takes most of the time.
-_groups: WeakKeyDictionary[CodesAndVectors, dict[int, _Groups]] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[CodesAndVectors, dict[tuple[int, int], _Groups]] = WeakKeyDictionary()
 
 
 def _groups_of(model: CodesAndVectors, roots: int, threads: int) -> _Groups:
     """Return the groups of a model, made once for all who ask."""
     known = _groups.setdefault(model, {})
-    if roots not in known:
+    if (roots, threads) not in known:
         faiss = import_faiss()
         with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
             centroids, training_seconds = timed(lambda: _train(model, roots))
             of_item, seconds = timed(lambda: _nearest(centroids, model))
-        known[roots] = _Groups(centroids, of_item, training_seconds + seconds)
-    return known[roots]
+        known[roots, threads] = _Groups(centroids, of_item, training_seconds + seconds)
+    return known[roots, threads]
 
 
 def _train(model: CodesAndVectors, roots: int) -> Float32Array:
@@ -208,11 +210,11 @@ def _train(model: CodesAndVectors, roots: int) -> Float32Array:
     return centroids
 
 
-def _nearest(centroids: Float32Array, model: CodesAndVectors) -> Int64Array:
+def _nearest(centroids: Float32Array, model: CodesAndVectors) -> Int32Array:
     """Return the nearest centroid of every item."""
     index = import_faiss().IndexFlatL2(centroids.shape[1])
     index.add(centroids)
-    nearest = np.empty(len(model.codes), np.int64)
+    nearest = np.empty(len(model.codes), np.int32)
     for items in _runs(model):
         nearest[items] = index.search(model.vectors_of(items), 1)[1][:, 0]
     return nearest

@@ -51,7 +51,8 @@ class Usearch:
     def bytes_needed(self, shape: ModelShape) -> int:
         """The item vectors, and USearch's copy with the graph, which doubles its room to grow."""
         per_item = 4 * 3 * self.links + 64  # neighbours on all floors, key and bookkeeping
-        return 2 * shape.vector_bytes + 2 * per_item * shape.num_items
+        copy = shape.vector_bytes if self.numbers == "f32" else shape.vector_bytes // 2
+        return shape.vector_bytes + 2 * (copy + per_item * shape.num_items)
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
         """Say what is built."""
