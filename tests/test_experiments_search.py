@@ -183,7 +183,7 @@ def test_rq1_says_on_how_many_queries_methods_agree(rq1_record: Record, workload
     section = RQ1().section([rq1_record])
     assert f"on every one of 20 queries (`default` answered {met} of them)" in words_of(section)
     table = next(block for block in section.blocks if isinstance(block, Table))
-    assert f"of the {met} users whom `default` met: {expected:.4f}" in table.note
+    assert f"of the {met} users whom `default` answered: {expected:.4f}" in table.note
     row = dict(zip(table.header, table.rows[0], strict=True))
     assert (row["queries"], row["p95 ms"], row["p99 ms"]) == ("20", "", "")
 

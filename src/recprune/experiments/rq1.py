@@ -159,7 +159,7 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
         if met is not None:
             notes.append(
                 f"{model}, NDCG@10 of the {figures['methods']['default']['queries']:,} users whom "
-                f"`default` met: {met['default']:.4f}, and {met['pqtopk']:.4f} by `pqtopk`."
+                f"`default` answered: {met['default']:.4f}, and {met['pqtopk']:.4f} by `pqtopk`."
             )
     first = records[0]
     place = (
