@@ -220,6 +220,18 @@ def test_noise_and_torch_are_told_in_short() -> None:
     records = [splits(4, 100.0, 110.0), splits(8, 10.0, 900.0), splits(16, 300.0, 240.0)]
     words = words_of(introduction(records))
     assert "their medians differ by up to 1.25 ×" in words, "with eight splits, the work differs"
+
+    def same_work(experiment: str, cores: int, auto: float) -> Record:
+        timed = {"p50_us": auto, "p95_us": auto, "queries": 500}
+        figures: Json = {"log": "toy", "model": "gsasrecjpq", "items": 10, "agreed": {}}
+        figures["methods"] = dict.fromkeys(("auto", "recjpqprune", "pqtopk"), timed)
+        figures["references"] = {"auto": timed}
+        return Record(experiment, "toy", {}, machine | {"cores": cores}, figures)
+
+    words = words_of(introduction([same_work("rq1", 2, 100.0), same_work("rq3", 2, 140.0)]))
+    assert "differs by up to 1.40 ×" in words
+    words = words_of(introduction([same_work("rq1", 2, 100.0), same_work("rq3", 16, 140.0)]))
+    assert "Across experiments" not in words, "of two machines"
     entries = [
         {"name": name, "family": family, "p50_us": time, "exact": True, "recall": 1.0}
         for name, family, time in (

@@ -9,6 +9,7 @@ from recprune.experiments.prunable import answer
 from recprune.experiments.record import Record, records_of
 from recprune.experiments.report import Block, Section, Table, Text
 from recprune.experiments.rq1 import direction
+from recprune.experiments.scaling import PEERS
 from recprune.experiments.unsafe import gains, has_interval
 
 _TERMS = (
@@ -45,6 +46,7 @@ def introduction(records: Sequence[Record]) -> Section:
         *_exactness(records_of(records, "rq1")),
         *_size(records_of(records, "scaling")),
         *_noise(records_of(records, "splits")),
+        *_moods(records_of(records, "rq1"), records_of(records, "rq3")),
         *_torch(records_of(records, "peers")),
         *(
             f"Beside other libraries, on {record.figures['log']}: "
@@ -135,7 +137,8 @@ def _size(records: Sequence[Record]) -> list[str]:
     largest = max(records, key=lambda record: int(record.figures["items"]))
     figures = largest.figures
     each = ", ".join(
-        f"`{name}` {entry['p50_us'] / 1000:,.1f} ms ({entry['queries']:,} queries)"
+        f"{PEERS.get(name, f'`{name}`')} {entry['p50_us'] / 1000:,.1f} ms "
+        f"({entry['queries']:,} queries)"
         for name, entry in figures["methods"].items()
     )
     return [
@@ -158,6 +161,25 @@ def _noise(records: Sequence[Record]) -> list[str]:
         "Noise: for codes of other than 8 splits, `auto` does just what `scan` does, yet their "
         f"medians differ by up to {max(ratios):.2f} ×. Smaller differences than that, "
         "anywhere in this report, may be the machine's."
+    ]
+
+
+def _moods(rq1: Sequence[Record], rq3: Sequence[Record]) -> list[str]:
+    """Say how far apart they are minutes later: two experiments time the same searches."""
+    earlier = {(record.figures["log"], record.figures["model"]): record for record in rq1}
+    ratios = []
+    for record in rq3:
+        other = earlier.get((record.figures["log"], record.figures["model"]))
+        if other is None or other.hardware != record.hardware:
+            continue
+        for name, entry in record.figures["references"].items():
+            times = (entry["p50_us"], other.figures["methods"][name]["p50_us"])
+            ratios.append(max(times) / min(times))
+    if not ratios:
+        return []
+    return [
+        "Across experiments, compare ratios rather than times: what RQ1 and RQ3 both measure, "
+        f"minutes apart, differs by up to {max(ratios):.2f} ×."
     ]
 
 

@@ -37,8 +37,8 @@ _WIDTH = 512
 _SUB_ITEMS = 256
 _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
-_PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what readers call them
-_SLOW = {"pqtopk", "recjpqprune", "default", *_PEERS}
+PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what readers call them
+_SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}
 # What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes so
 # many queries to be as fast as it is when it runs alone.
 _WARM = 10
@@ -77,7 +77,7 @@ def measure(
             method = Default(max_bytes=dense_bytes)
         searches[name] = index_search(index, method)
     model = CodesAndVectors(codes, embeddings)
-    for family in _PEERS:
+    for family in PEERS:
         progress(f"building {family}")
         reason = registry.why_not(family, model.shape, memory // 3)
         if reason is None:
@@ -297,7 +297,7 @@ def _series(records: Sequence[Record], over: str) -> dict[str, Points]:
     series: dict[str, tuple[list[float], list[float]]] = {}
     for record in records:
         for name, figures in record.figures["methods"].items():
-            xs, ys = series.setdefault(_PEERS.get(name, name), ([], []))
+            xs, ys = series.setdefault(PEERS.get(name, name), ([], []))
             xs.append(float(record.figures[over]))
             ys.append(figures["p50_us"] / 1000)
     return dict(series)
@@ -310,7 +310,7 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         fastest = figures["methods"]["auto"]["p50_us"]
         for name, entry in figures["methods"].items():
             rows.append((
-                f"{figures[over]:,}", _PEERS.get(name, name), f"{entry['queries']:,}",
+                f"{figures[over]:,}", PEERS.get(name, name), f"{entry['queries']:,}",
                 milliseconds(entry, "p50_us"), milliseconds(entry, "p95_us"),
                 f"{entry['p50_us'] / fastest:,.1f} ×",
                 _share(entry.get("items_touched"), figures["items"]),
@@ -320,10 +320,10 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
             f"{figures[over]:,} {header}, {figures['bytes_per_item']:.1f} bytes an item in "
             f"{figures['build_seconds']:,.1f} s by {figures['build_threads']} threads"
         )
-        for name in (*_METHODS, *_PEERS):
+        for name in (*_METHODS, *PEERS):
             if name not in figures["methods"]:
                 reason = figures["left_out"].get(name, "not run, and no reason was recorded")
-                notes.append(f"{figures[over]:,} {header}, {_PEERS.get(name, name)}: {reason}.")
+                notes.append(f"{figures[over]:,} {header}, {PEERS.get(name, name)}: {reason}.")
     return Table(
         (header, "method", "queries", "median ms", "p95 ms", "÷ auto", "looked at", "scored"),
         tuple(rows),
