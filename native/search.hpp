@@ -88,8 +88,15 @@ struct CostModel {
         const double items = num_items / static_cast<double>(kCells);
         return kernels.needs_pair_tables ? 80.0 + 1.5 * items : 35.0 + 0.3 * items;
     }
+    // What the items that are wanted cost more if they are found by cells: two cache misses each.
+    static double finding(std::size_t k) { return 200.0 * static_cast<double>(k); }
     // A catalogue smaller than this is scanned before cells could be sorted out.
     static constexpr std::size_t kFewItems = 50'000;
+    // Whether cells are worth a thought.
+    static bool cells_may_pay(std::size_t num_items, std::size_t k, const Kernels& kernels) {
+        return num_items >= kFewItems &&
+               finding(k) < 0.75 * scan(static_cast<double>(num_items), kernels);
+    }
     // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
     static constexpr std::size_t kManyItems = 4'000'000;
     static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 16); }
@@ -102,7 +109,8 @@ inline CellSettings cell_settings(std::size_t items, std::size_t k, bool may_sca
     const auto num_items = static_cast<double>(items);
     const double first = 800.0 * std::pow(1e6 / std::max(num_items, 1e6), 0.3) *
                          std::sqrt(static_cast<double>(std::max<std::size_t>(k, 10)) / 10.0);
-    const double most = CostModel::scan(num_items, kernels) / CostModel::cell(num_items, kernels);
+    const double most = (CostModel::scan(num_items, kernels) - CostModel::finding(k)) /
+                        CostModel::cell(num_items, kernels);
     return {first, may_scan ? most : std::numeric_limits<double>::infinity()};
 }
 
@@ -118,8 +126,9 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
     if (method == Method::automatic) {
-        const bool cells_pay = index.cells && index.num_items >= CostModel::kFewItems;
-        method = cells_pay ? Method::cells : index.lists ? Method::scan : Method::pqtopk;
+        const bool cells_may_pay =
+            index.cells && CostModel::cells_may_pay(index.num_items, query.k, *request.kernels);
+        method = cells_may_pay ? Method::cells : index.lists ? Method::scan : Method::pqtopk;
     }
     if (request.method == Method::automatic && query.allow && !index.codes.empty() &&
         allowed_items(query, index.num_items) * CostModel::kSelective < index.num_items) {
