@@ -50,7 +50,7 @@ class FaissHNSW:
         return too_many_sub_items(self.key, shape)
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
-        """Build the graph: seven minutes for a million items, on two cores."""
+        """Build the graph: four minutes for a million items, on two cores."""
         faiss = import_faiss()
 
         def build() -> Any:

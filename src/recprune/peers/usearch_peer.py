@@ -66,7 +66,7 @@ class Usearch:
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
-        """Build the graph: ten minutes for a million items, on two cores."""
+        """Build the graph: twelve minutes for a million items, on two cores."""
         with needs_extra("peers"):
             from usearch.index import Index
 
