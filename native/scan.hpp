@@ -166,10 +166,13 @@ class ListScan {
         if (begin == end) return;
         // A first threshold is a good one if it comes from items that are good in two splits.
         const std::size_t first =
-            has_threshold_ || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
+            has_threshold() || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
         scan_blocks(list, first, end);
         scan_blocks(list, begin, first);
     }
+
+    // Whether anything better is known than the largest deficit conceivable.
+    bool has_threshold() const { return slack_ < deficits_.range(); }
 
     // Where the items of a list begin that are its best in the second split.
     std::size_t best_block(std::size_t list, std::size_t last_block) const {
@@ -296,7 +299,6 @@ class ListScan {
             if (counted < kFullDeficit)
                 slack = std::min(slack, deficits_.slack_of_counted(counted));
         }
-        has_threshold_ = has_threshold_ || slack < deficits_.range();
         slack = slack_ = std::min(slack, deficits_.range());
         if (!quantised_ || slack < 0.75 * slack_of_tables_) {
             const double units = deficits_.units();
@@ -345,7 +347,6 @@ class ListScan {
     bool may_wait_;
     WaitingRoom waiting_;
     bool quantised_ = false;
-    bool has_threshold_ = false;  // something better than the worst conceivable
     int limit_ = 0;
     double slack_ = std::numeric_limits<double>::infinity();
     double slack_of_tables_ = 0.0;

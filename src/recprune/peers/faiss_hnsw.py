@@ -4,8 +4,8 @@ Malkov and Yashunin, "Efficient and robust approximate nearest neighbor search u
 Navigable Small World graphs", TPAMI 2020.
 
 Item vectors are made of sub-item embeddings, so inner products are sums of looked-up ones, and the
-graph is that of `IndexHNSWFlat` up to rounding: in a third of the time to build it and a quarter of
-the time to search it, because codes stay in the cache where vectors do not.
+graph is that of `IndexHNSWFlat` up to rounding, but faster to build and to search: codes stay in
+the cache where vectors do not.
 """
 
 from __future__ import annotations

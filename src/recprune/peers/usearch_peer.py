@@ -42,7 +42,7 @@ class Usearch:
 
     links: int = 16  # connectivity; this and expansion_add are USearch's own defaults
     build_breadth: int = 128
-    numbers: str = "f16"  # half as many bytes as f32: as good, in half the time
+    numbers: str = "f16"  # half as many bytes to read as f32
     breadths: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
     key: ClassVar[str] = "usearch"
