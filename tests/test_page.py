@@ -401,8 +401,10 @@ def test_colours_follow_the_scheme_at_once(server: Service, open_page: Open) -> 
     assert light[0] < 50
 
 
-def test_it_fits_a_telephone(server: Service, open_page: Open) -> None:
+@pytest.mark.parametrize("letter_spacing", ["normal", "0.12em"], ids=["own font", "a wider font"])
+def test_it_fits_a_telephone(server: Service, open_page: Open, letter_spacing: str) -> None:
     page = open_page(server, width=390)
+    page.evaluate("spacing => { document.body.style.letterSpacing = spacing; }", letter_spacing)
     for text in (str(BANANAS), "yogurt", str(NEWSPAPER)):
         pick(page, text)
     recommend(page)
