@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 # Whatever the compiled module or the set of dependencies is made from.
-BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -24,12 +25,12 @@ check: $(VENV)/dev.stamp ## Lint, formatting and types, C++ included
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror native/*
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 format: $(VENV)/dev.stamp ## Format all code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i native/*
+	$(BIN)/clang-format -i $(NATIVE)
 
 bench: $(VENV)/dev.stamp ## Measure search, and the data path at full size (about 5 minutes, 3 GB of disk)
 	$(BIN)/python -m benchmarks.search
@@ -40,10 +41,10 @@ sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefi
 	$(INSTALL) --no-deps --target build/sanitized --config-settings=build-dir=build/sanitize \
 		--config-settings=cmake.define.RECPRUNE_SANITIZE=ON .
 	LD_PRELOAD=$$(c++ -print-file-name=libasan.so):$$(c++ -print-file-name=libstdc++.so) \
-		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/sanitized.py build/sanitized
+		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/support/sanitized.py build/sanitized
 
 fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, for minutes
-	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_search.py -k "oracle or worth_pruning or long_lists"
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/search/test_search.py -k "oracle or worth_pruning or long_lists"
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi

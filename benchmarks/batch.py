@@ -28,9 +28,9 @@ from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchSettings, Plan, make_plan
 from recprune.batch.processes import write_parts_in_processes
-from recprune.console import output, print_table
-from recprune.machine import machine
-from recprune.prepared import Prepared
+from recprune.commands.console import output, print_table
+from recprune.experiments.framework.machine import machine
+from recprune.preparation.prepared import Prepared
 
 _WORKERS = (1, 2)
 

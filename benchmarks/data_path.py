@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import Measurement, measure, write_json
-from recprune.console import messages, output, print_table
-from recprune.machine import machine
+from recprune.commands.console import messages, output, print_table
+from recprune.experiments.framework.machine import machine
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _measure_dataset(
         bare.append(run("polars.read_csv", "import polars as pl",
                         f"frame = pl.read_csv(sys.argv[1], {dataset.csv_options})", text))  # fmt: skip
         ours.append(run("read_interactions",
-                        "import recprune.readers\nfrom recprune import read_interactions",
+                        "import recprune.data.readers\nfrom recprune import read_interactions",
                         "log = read_interactions(sys.argv[1], log_format=sys.argv[2])",
                         text, dataset.log_format))  # fmt: skip
     codebook = run(

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recprune.console import output, print_table
-from recprune.encoder import ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.encoder_export import export_encoder
-from recprune.machine import machine
+from recprune.commands.console import output, print_table
+from recprune.experiments.framework.machine import machine
 from recprune.models.embedding import RecJPQEmbedding
-from recprune.sequence_model import build_model
-from recprune.settings import PRESETS
+from recprune.models.encoder import ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.onnx_export import export_encoder
+from recprune.models.sequence_model import build_model
+from recprune.models.settings import PRESETS
 from recprune.types import Float32Array, Int32Array
 
 Encode = Callable[[Int32Array], Float32Array]

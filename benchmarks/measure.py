@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recprune.machine import machine
+from recprune.experiments.framework.machine import machine
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from recprune.experiments.record import Record, load_record
+from recprune.experiments.framework.record import Record, load_record
 from recprune.types import Json
 
 FOLDER = Path(__file__).parents[1] / "docs"

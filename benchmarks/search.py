@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from recprune import Index, InputError
-from recprune.console import output, print_table
-from recprune.experiments.scaling import random_model
-from recprune.experiments.timing import Search, index_search, interleaved, peer_search
-from recprune.machine import machine, memory_bytes
-from recprune.peers import registry
-from recprune.peers.peer import CodesAndVectors
+from recprune.commands.console import output, print_table
+from recprune.experiments.framework.machine import machine, memory_bytes
+from recprune.experiments.framework.timing import Search, index_search, interleaved, peer_search
+from recprune.experiments.ours.scaling import random_model
+from recprune.experiments.peers import families
+from recprune.experiments.peers.peer import CodesAndVectors
 from recprune.types import CodeArray, Float32Array
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     built = time.perf_counter() - begun
     peak = _peak_gigabytes()
     searches = _searches(index, CodesAndVectors(codes, embeddings), parsed.methods.split(","))
-    with registry.one_thread():
+    with families.one_thread():
         timed = interleaved(searches, queries, parsed.k, seed=0, block=parsed.block)
     ours = {name: found.ids for name, found in timed.items() if found.records is not None}
     first = next(iter(ours))
@@ -111,10 +111,10 @@ def _workload(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Floa
 def _searches(index: Index, model: CodesAndVectors, names: list[str]) -> dict[str, Search]:
     searches: dict[str, Search] = {}
     for name in names:
-        if name in registry.FAMILIES:
-            reason = registry.why_not(name, model.shape, memory_bytes() // 2)
+        if name in families.FAMILIES:
+            reason = families.why_not(name, model.shape, memory_bytes() // 2)
             if reason is None:
-                peers = registry.build(name, model, memory_bytes() // 2)
+                peers = families.build(name, model, memory_bytes() // 2)
                 searches |= {peer.name: peer_search(peer) for peer in peers}
             else:
                 output.print(f"{name}: left out: {reason}")

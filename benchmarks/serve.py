@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.serve_peers import FOLDER, WAITING
 from recprune import Index, Recommender
-from recprune.console import output, print_table
-from recprune.machine import machine
+from recprune.commands.console import output, print_table
+from recprune.experiments.framework.machine import machine
 from recprune.types import Float32Array
 
 Json = dict[str, Any]

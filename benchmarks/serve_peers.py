@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 from fastapi import FastAPI
 
-from recprune.index import Index
-from recprune.methods import Method
-from recprune.results import RECORD, RECORD_WORDS, SearchStats, TopK
-from recprune.serve.app import create_app
+from recprune.search.index import Index
+from recprune.search.methods import Method
+from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats, TopK
+from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.http.app import create_app
 from recprune.serve.service import open_service
-from recprune.serve.settings import Limits, ServeSettings
 from recprune.types import Float32Array
 
 FOLDER = "RECPRUNE_BENCH_FOLDER"

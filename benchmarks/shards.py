@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from recprune import Index, ShardedIndex, write_shards
-from recprune.console import output, print_table, say
-from recprune.experiments.scaling import random_model
-from recprune.machine import machine
-from recprune.results import TopK
+from recprune.commands.console import output, print_table, say
+from recprune.experiments.framework.machine import machine
+from recprune.experiments.ours.scaling import random_model
+from recprune.search.top_k import TopK
 from recprune.shards.folder import shard_folder
 from recprune.types import Float32Array, Json
 

@@ -16,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune import reference
+from recprune.search import reference
 from recprune.types import CodeArray, Float32Array, Float64Array, Int64Array
 
 mpl.use("Agg")

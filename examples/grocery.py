@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 import recprune
-from recprune.console import output, print_table, showing_progress
-from recprune.reports import print_codebook, print_holdout, statistics_rows
+from recprune.commands.console import output, print_table, showing_progress
+from recprune.commands.tables import print_codebook, print_holdout, statistics_rows
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -16,11 +16,11 @@ from rich.text import Text
 
 import recprune
 from examples.grocery import data_folder, product_names
-from recprune.console import output, print_table, showing_progress
-from recprune.curves import draw_training
-from recprune.evaluate import evaluate, evaluation_rows, verdict
-from recprune.settings import find_preset
-from recprune.training import EpochReport
+from recprune.commands.console import output, print_table, showing_progress
+from recprune.evaluation.evaluation import evaluate, evaluation_rows, verdict
+from recprune.models.settings import find_preset
+from recprune.training.curves import draw_training
+from recprune.training.loop import EpochReport
 
 EPOCHS = 20
 HOUSEHOLDS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import recprune
-from recprune.console import output, print_table, showing_progress
+from recprune.commands.console import output, print_table, showing_progress
 
 NUM_ITEMS = 2_000_000
 WIDTH = 64

@@ -20,12 +20,12 @@
 #include <sys/mman.h>
 #endif
 
-#include "kernels.hpp"
-#include "layouts.hpp"
-#include "parallel.hpp"
-#include "posting_lists.hpp"
+#include "kernels/kernels.hpp"
+#include "layouts/layouts.hpp"
+#include "layouts/posting_lists.hpp"
 #include "search.hpp"
-#include "sort_log.hpp"
+#include "util/parallel.hpp"
+#include "util/sort_log.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,16 +14,16 @@
 #include <string>
 #include <vector>
 
-#include "cells.hpp"
-#include "deficits.hpp"
-#include "kernels.hpp"
-#include "layouts.hpp"
-#include "parallel.hpp"
-#include "pqtopk.hpp"
+#include "bounds/deficits.hpp"
+#include "engines/cells.hpp"
+#include "engines/pqtopk.hpp"
+#include "engines/recjpqprune.hpp"
+#include "engines/scan.hpp"
+#include "kernels/kernels.hpp"
+#include "layouts/layouts.hpp"
 #include "query.hpp"
-#include "recjpqprune.hpp"
-#include "scan.hpp"
 #include "top_k.hpp"
+#include "util/parallel.hpp"
 
 namespace recprune {
 

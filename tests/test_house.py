@@ -1,4 +1,4 @@
-"""The house rules: public names, the order of the rooms, what `import recprune` may need."""
+"""The house rules: public names, the order of the packages, what `import recprune` may need."""
 
 from __future__ import annotations
 
@@ -16,63 +16,29 @@ from recprune.cli import COMMANDS
 
 SOURCE = Path(recprune.__file__).parent
 
-# In data order: a room imports only rooms above it. `__init__` names what is public.
-# A folder is one room: its files are siblings.
-ROOMS = [
+# In the order in which data flows: a package imports only packages before it. `__init__` names what
+# is public. Inside a package, files are siblings.
+PACKAGES = [
     "types",
-    "signals",
-    "machine",
     "storage",
-    "identifiers",
-    "timestamps",
-    "formats",
-    "readers",
-    "interactions",
-    "statistics",
-    "synthetic",
-    "targets",
-    "holdout",
-    "codebook",
-    "prepared",
-    "posting_lists",
-    "methods",
-    "reference",
-    "dense",
-    "results",
-    "arguments",
-    "index",
-    "settings",
-    "losses",
+    "data",
+    "preparation",
+    "search",
     "models",
-    "sequence_model",
-    "batches",
-    "distributed",
-    "launch",
-    "steps",
-    "tensors",
-    "checkpoint",
     "training",
-    "curves",
-    "baselines",
-    "resampling",
-    "evaluate",
-    "encoder",
-    "encoder_export",
+    "evaluation",
     "recommender",
     "cluster",
     "shards",
     "batch",
-    "peers",
-    "experiments",
     "serve",
-    "console",
-    "reports",
+    "experiments",
     "commands",
     "cli",
 ]
 
 
-def rooms_imported_by(path: Path) -> set[str]:
+def packages_imported_by(path: Path) -> set[str]:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -85,26 +51,50 @@ def rooms_imported_by(path: Path) -> set[str]:
     return imported - {"_native"}
 
 
-def files_of(room: str) -> list[Path]:
-    folder = SOURCE / room
-    return sorted(folder.glob("*.py")) if folder.is_dir() else [SOURCE / f"{room}.py"]
+def files_of(package: str) -> list[Path]:
+    folder = SOURCE / package
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [SOURCE / f"{package}.py"]
 
 
-def test_every_module_is_a_known_room() -> None:
+def test_every_package_has_its_place() -> None:
     modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in SOURCE.glob("*/*.py")}
-    assert modules | folders == set(ROOMS)
+    assert modules | folders == set(PACKAGES)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_earlier_rooms(room: str) -> None:
-    earlier = set(ROOMS[: ROOMS.index(room) + 1])  # its own siblings too
-    for path in files_of(room):
-        assert rooms_imported_by(path) <= earlier, path.name
+def test_the_listing_fits_on_a_screen() -> None:
+    assert len([path for path in SOURCE.iterdir() if path.name != "__pycache__"]) <= 20
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_earlier_ones(package: str) -> None:
+    earlier = set(PACKAGES[: PACKAGES.index(package) + 1])  # its own siblings too
+    for path in files_of(package):
+        assert packages_imported_by(path) <= earlier, path
+
+
+def test_search_needs_numpy_only() -> None:
+    allowed = {"numpy", "recprune", "faiss"} | set(sys.stdlib_module_names)
+    for path in files_of("search"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {str(node.module)}
+            else:
+                continue
+            assert {name.split(".")[0] for name in names} <= allowed, path
+
+
+def test_tests_mirror_the_tree() -> None:
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    for folder in folders:
+        assert (SOURCE / folder).is_dir(), f"tests/{folder} tests no package"
 
 
 def test_every_command_is_listed() -> None:
-    helpers = {"__init__", "log_arguments", "codebook_arguments"}
+    helpers = {"__init__", "codebook_options", "console", "log_options", "tables"}
     assert {path.stem for path in files_of("commands")} - helpers == set(COMMANDS)
 
 

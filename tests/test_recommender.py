@@ -25,20 +25,20 @@ from recprune import (
     assign_svd,
     interactions_from_columns,
     leave_one_out,
-    reference,
     temporal_holdout,
 )
-from recprune.checkpoint import MODEL, load_model, save_model
-from recprune.holdout import Holdout
-from recprune.identifiers import ExternalId
-from recprune.prepared import Prepared, prepare
+from recprune.data.identifiers import ExternalId
+from recprune.models.sequence_model import SequenceModel, build_model, encode_histories
+from recprune.models.settings import Settings
+from recprune.preparation.holdout import Holdout
+from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
-from recprune.sequence_model import SequenceModel, build_model, encode_histories
-from recprune.settings import Settings
+from recprune.search import reference
 from recprune.storage import load_folder, save_folder
-from recprune.training import train
+from recprune.training.checkpoint import MODEL, load_model, save_model
+from recprune.training.loop import train
 from recprune.types import Float32Array
-from tests.test_prepared import prepared_of
+from tests.preparation.test_prepared import prepared_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 

@@ -6,37 +6,49 @@ from typing import TYPE_CHECKING, Any
 from recprune import types as _types
 
 if TYPE_CHECKING:
-    from recprune.baselines import ItemKNN, MarkovChain, Popularity, RecentItems, every_baseline
-    from recprune.codebook import Codebook, QuantisedItems, assign_pq, assign_random, assign_svd
-    from recprune.evaluate import Comparison, Evaluation, RankedUsers, compare
-    from recprune.holdout import Holdout, leave_one_out, temporal_holdout
-    from recprune.identifiers import ExternalIds, IntegerIds, StringIds
-    from recprune.index import Index, instruction_set
-    from recprune.interactions import (
+    from recprune.data.identifiers import ExternalIds, IntegerIds, StringIds
+    from recprune.data.interactions import (
         Interactions,
         LeftOut,
         interactions_from_columns,
         read_interactions,
     )
-    from recprune.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
-    from recprune.posting_lists import PostingLists, build_posting_lists, items_sharing_most
-    from recprune.prepared import Prepared, prepare
-    from recprune.recommender import Recommendations, Recommender
-    from recprune.results import SearchStats, TopK
-    from recprune.settings import ModelSettings, Settings, TrainingSettings
-    from recprune.shards.answers import ShardedTopK
-    from recprune.shards.folder import ShardLostError, write_shards
-    from recprune.shards.sharded_index import ShardedIndex
-    from recprune.statistics import Statistics, log_statistics
-    from recprune.synthetic import (
+    from recprune.data.statistics import Statistics, log_statistics
+    from recprune.data.synthetic import (
         PRESETS,
         SyntheticLog,
         SyntheticSettings,
         synthetic_log,
         write_synthetic_log,
     )
-    from recprune.targets import Targets
-    from recprune.training import train
+    from recprune.evaluation.baselines import (
+        ItemKNN,
+        MarkovChain,
+        Popularity,
+        RecentItems,
+        every_baseline,
+    )
+    from recprune.evaluation.evaluation import Comparison, Evaluation, RankedUsers, compare
+    from recprune.models.settings import ModelSettings, Settings, TrainingSettings
+    from recprune.preparation.codebook import (
+        Codebook,
+        QuantisedItems,
+        assign_pq,
+        assign_random,
+        assign_svd,
+    )
+    from recprune.preparation.holdout import Holdout, leave_one_out, temporal_holdout
+    from recprune.preparation.prepared import Prepared, prepare
+    from recprune.preparation.targets import Targets
+    from recprune.recommender import Recommendations, Recommender
+    from recprune.search.index import Index, instruction_set
+    from recprune.search.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
+    from recprune.search.posting_lists import PostingLists, build_posting_lists, items_sharing_most
+    from recprune.search.top_k import SearchStats, TopK
+    from recprune.shards.answers import ShardedTopK
+    from recprune.shards.folder import ShardLostError, write_shards
+    from recprune.shards.sharded_index import ShardedIndex
+    from recprune.training.loop import train
     from recprune.types import (
         BadRows,
         Columns,
@@ -117,74 +129,74 @@ __all__ = [
 
 __version__ = _types.VERSION
 
-# Where they live. A room is entered when something in it is first asked for: training runs where
+# Where they live. A module is imported when something in it is first asked for: training runs where
 # the compiled search is missing, and a search never waits for what it does not need.
 _HOMES = {
-    "Auto": "methods",
+    "Auto": "search.methods",
     "BadRows": "types",
-    "Cells": "methods",
-    "Codebook": "codebook",
+    "Cells": "search.methods",
+    "Codebook": "preparation.codebook",
     "Columns": "types",
-    "Comparison": "evaluate",
-    "Default": "methods",
-    "Evaluation": "evaluate",
-    "ExternalIds": "identifiers",
-    "Holdout": "holdout",
-    "Index": "index",
+    "Comparison": "evaluation.evaluation",
+    "Default": "search.methods",
+    "Evaluation": "evaluation.evaluation",
+    "ExternalIds": "data.identifiers",
+    "Holdout": "preparation.holdout",
+    "Index": "search.index",
     "InputError": "types",
-    "IntegerIds": "identifiers",
-    "Interactions": "interactions",
+    "IntegerIds": "data.identifiers",
+    "Interactions": "data.interactions",
     "InterruptedWorkError": "types",
-    "ItemKNN": "baselines",
-    "LeftOut": "interactions",
-    "METHODS": "methods",
-    "MarkovChain": "baselines",
+    "ItemKNN": "evaluation.baselines",
+    "LeftOut": "data.interactions",
+    "METHODS": "search.methods",
+    "MarkovChain": "evaluation.baselines",
     "MissingExtraError": "types",
-    "ModelSettings": "settings",
-    "PQTopK": "methods",
-    "PRESETS": "synthetic",
-    "Popularity": "baselines",
-    "PostingLists": "posting_lists",
-    "Prepared": "prepared",
-    "QuantisedItems": "codebook",
-    "RankedUsers": "evaluate",
-    "RecJPQPrune": "methods",
-    "RecentItems": "baselines",
+    "ModelSettings": "models.settings",
+    "PQTopK": "search.methods",
+    "PRESETS": "data.synthetic",
+    "Popularity": "evaluation.baselines",
+    "PostingLists": "search.posting_lists",
+    "Prepared": "preparation.prepared",
+    "QuantisedItems": "preparation.codebook",
+    "RankedUsers": "evaluation.evaluation",
+    "RecJPQPrune": "search.methods",
+    "RecentItems": "evaluation.baselines",
     "Recommendations": "recommender",
     "Recommender": "recommender",
     "RecpruneError": "types",
-    "Scan": "methods",
-    "SearchStats": "results",
-    "Settings": "settings",
+    "Scan": "search.methods",
+    "SearchStats": "search.top_k",
+    "Settings": "models.settings",
     "ShardLostError": "shards.folder",
     "ShardedIndex": "shards.sharded_index",
     "ShardedTopK": "shards.answers",
-    "Statistics": "statistics",
+    "Statistics": "data.statistics",
     "StorageError": "types",
-    "StringIds": "identifiers",
-    "SyntheticLog": "synthetic",
-    "SyntheticSettings": "synthetic",
-    "Targets": "targets",
-    "TopK": "results",
-    "TrainingSettings": "settings",
-    "assign_pq": "codebook",
-    "assign_random": "codebook",
-    "assign_svd": "codebook",
-    "build_posting_lists": "posting_lists",
-    "compare": "evaluate",
-    "every_baseline": "baselines",
-    "instruction_set": "index",
-    "interactions_from_columns": "interactions",
-    "items_sharing_most": "posting_lists",
-    "leave_one_out": "holdout",
-    "log_statistics": "statistics",
-    "prepare": "prepared",
-    "read_interactions": "interactions",
-    "synthetic_log": "synthetic",
-    "temporal_holdout": "holdout",
-    "train": "training",
+    "StringIds": "data.identifiers",
+    "SyntheticLog": "data.synthetic",
+    "SyntheticSettings": "data.synthetic",
+    "Targets": "preparation.targets",
+    "TopK": "search.top_k",
+    "TrainingSettings": "models.settings",
+    "assign_pq": "preparation.codebook",
+    "assign_random": "preparation.codebook",
+    "assign_svd": "preparation.codebook",
+    "build_posting_lists": "search.posting_lists",
+    "compare": "evaluation.evaluation",
+    "every_baseline": "evaluation.baselines",
+    "instruction_set": "search.index",
+    "interactions_from_columns": "data.interactions",
+    "items_sharing_most": "search.posting_lists",
+    "leave_one_out": "preparation.holdout",
+    "log_statistics": "data.statistics",
+    "prepare": "preparation.prepared",
+    "read_interactions": "data.interactions",
+    "synthetic_log": "data.synthetic",
+    "temporal_holdout": "preparation.holdout",
+    "train": "training.loop",
     "write_shards": "shards.folder",
-    "write_synthetic_log": "synthetic",
+    "write_synthetic_log": "data.synthetic",
 }
 
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.arguments import checked_k, checked_threads
-from recprune.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.identifiers import ExternalId, ExternalIds, ids_from_arrays
-from recprune.index import Index
-from recprune.methods import Default, Method, find_method
-from recprune.prepared import Prepared, prepare
-from recprune.results import SearchStats
-from recprune.settings import Settings, find_preset
+from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
+from recprune.models.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.settings import Settings, find_preset
+from recprune.preparation.prepared import Prepared, prepare
+from recprune.search.checks import checked_k, checked_threads
+from recprune.search.index import Index
+from recprune.search.methods import Default, Method, find_method
+from recprune.search.top_k import SearchStats
 from recprune.storage import load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
@@ -40,9 +40,9 @@ from recprune.types import (
 )
 
 if TYPE_CHECKING:
-    from recprune.interactions import Interactions
-    from recprune.sequence_model import SequenceModel
-    from recprune.training import EpochReport
+    from recprune.data.interactions import Interactions
+    from recprune.models.sequence_model import SequenceModel
+    from recprune.training.loop import EpochReport
 
 KIND = "recommender"
 _VERSION = 3
@@ -116,9 +116,9 @@ class Recommender:
         For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
         same in three steps.
         """
-        from recprune.codebook import assign_svd
-        from recprune.holdout import temporal_holdout
-        from recprune.training import train
+        from recprune.preparation.codebook import assign_svd
+        from recprune.preparation.holdout import temporal_holdout
+        from recprune.training.loop import train
 
         settings = find_preset(preset).with_values(values)
         if settings.model.embedding == "full":
@@ -149,7 +149,7 @@ class Recommender:
     @classmethod
     def from_training(cls, prepared: Prepared, folder: str | Path) -> Recommender:
         """Put the best model of a training together with the catalogue that it was trained on."""
-        from recprune.checkpoint import load_model
+        from recprune.training.checkpoint import load_model
 
         return cls.from_model(prepared, *load_model(folder, prepared))
 
@@ -158,7 +158,7 @@ class Recommender:
         cls, prepared: Prepared, model: SequenceModel, settings: Settings
     ) -> Recommender:
         """Put a model together with the catalogue that it was trained on."""
-        from recprune.checkpoint import model_arrays
+        from recprune.training.checkpoint import model_arrays
 
         weights = model_arrays(model)
         if settings.model.embedding == "recjpq":
@@ -351,7 +351,7 @@ class _Clock:
 
 
 def _export(model: SequenceModel) -> bytes:
-    from recprune.encoder_export import export_encoder
+    from recprune.models.onnx_export import export_encoder
 
     return export_encoder(model)
 
@@ -401,7 +401,7 @@ def _encoder(
 def _torch_encoder(
     index: Index, settings: Settings, weights: dict[str, NDArray[Any]]
 ) -> TorchEncoder:
-    from recprune.checkpoint import model_from_arrays
+    from recprune.training.checkpoint import model_from_arrays
 
     embeddings = np.array(index.sub_item_embeddings())
     if settings.model.embedding == "full":

@@ -1,4 +1,4 @@
-"""Small types that every room shares: errors, array aliases, progress."""
+"""Small types that every package shares: errors, array aliases, progress."""
 
 from __future__ import annotations
 

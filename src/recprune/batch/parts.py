@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recprune.batch.plan import BatchSettings, Piece, Plan, recommender_checksum
-from recprune.identifiers import ExternalId, IntegerIds
+from recprune.data.identifiers import ExternalId, IntegerIds
 from recprune.recommender import Recommendations, Recommender
 from recprune.storage import writing_file
 from recprune.types import InputError, StorageError

@@ -16,9 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recprune.arguments import MAX_ITEMS, checked_count
-from recprune.identifiers import IntegerIds
+from recprune.data.identifiers import IntegerIds
 from recprune.recommender import Recommender
+from recprune.search.checks import MAX_ITEMS, checked_count
 from recprune.storage import MANIFEST
 from recprune.types import InputError, Json, Progress, StorageError, needs_extra, no_progress
 

@@ -15,7 +15,7 @@ from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchSettings, Plan, make_plan
 from recprune.batch.processes import write_parts_in_processes
-from recprune.console import messages, say
+from recprune.commands.console import messages, say
 from recprune.types import InputError, InterruptedWorkError
 
 

@@ -6,14 +6,14 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from recprune.codebook import KIND, check_size
-from recprune.commands.codebook_arguments import add_codebook_arguments, assign
-from recprune.commands.log_arguments import add_log_arguments, add_seed_argument, read_log
-from recprune.console import say, showing_progress
-from recprune.holdout import Holdout, leave_one_out, temporal_holdout
-from recprune.interactions import Interactions
-from recprune.reports import print_codebook, print_holdout
-from recprune.statistics import iso_time
+from recprune.commands.codebook_options import add_codebook_arguments, assign
+from recprune.commands.console import say, showing_progress
+from recprune.commands.log_options import add_log_arguments, add_seed_argument, read_log
+from recprune.commands.tables import print_codebook, print_holdout
+from recprune.data.interactions import Interactions
+from recprune.data.statistics import iso_time
+from recprune.preparation.codebook import KIND, check_size
+from recprune.preparation.holdout import Holdout, leave_one_out, temporal_holdout
 from recprune.storage import check_target
 from recprune.types import Json
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.baselines import every_baseline
-from recprune.checkpoint import load_model
-from recprune.console import output, print_table, say, showing_progress
-from recprune.evaluate import RankedUsers, compare, evaluate, evaluation_rows, verdict
-from recprune.prepared import Prepared
+from recprune.commands.console import output, print_table, say, showing_progress
+from recprune.evaluation.baselines import every_baseline
+from recprune.evaluation.evaluation import RankedUsers, compare, evaluate, evaluation_rows, verdict
+from recprune.models.sequence_model import encode_histories, top_items
+from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
-from recprune.sequence_model import encode_histories, top_items
 from recprune.storage import writing_file
+from recprune.training.checkpoint import load_model
 from recprune.types import MAX_SUB_ITEMS, InputError, Int32Array, Int64Array, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")

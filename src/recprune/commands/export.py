@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from recprune.console import say, showing_progress
-from recprune.prepared import Prepared
+from recprune.commands.console import say, showing_progress
+from recprune.preparation.prepared import Prepared
 from recprune.recommender import KIND, Recommender
 from recprune.storage import check_target
 

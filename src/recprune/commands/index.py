@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from recprune.codebook import Codebook
-from recprune.index import KIND, Index
+from recprune.preparation.codebook import Codebook
+from recprune.search.index import KIND, Index
 from recprune.shards.folder import (
     ShardInputs,
     is_sharded,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recprune.identifiers import ExternalId, IntegerIds
-from recprune.methods import METHODS
+from recprune.data.identifiers import ExternalId, IntegerIds
 from recprune.recommender import Recommendations, Recommender
+from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
 
 _BATCH = 1024  # histories of a file that are answered together

@@ -6,21 +6,27 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from recprune.console import messages, output, print_table, say, showing_progress
-from recprune.experiments.experiment import Experiment, LogFolder, Need, Plan
-from recprune.experiments.inputs import PAPER_MODELS, Source, log_folder, quick_log, workload_of
-from recprune.experiments.record import load_records
+from recprune.commands.console import messages, output, print_table, say, showing_progress
+from recprune.data.formats import LogFormat
+from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Plan
+from recprune.experiments.framework.inputs import (
+    PAPER_MODELS,
+    Source,
+    log_folder,
+    quick_log,
+    workload_of,
+)
+from recprune.experiments.framework.machine import free_bytes
+from recprune.experiments.framework.record import load_records
+from recprune.experiments.framework.workload import Workload
 from recprune.experiments.registry import EXPERIMENTS
+from recprune.experiments.report.summary import check_place, put_summary
 from recprune.experiments.run import (
     find_experiments,
     missing_records,
     run_experiments,
     write_report,
 )
-from recprune.experiments.summary import check_place, put_summary
-from recprune.experiments.workload import Workload
-from recprune.formats import LogFormat
-from recprune.machine import free_bytes
 from recprune.types import InputError, InterruptedWorkError, Progress, no_progress
 
 # What a quick run trains: enough to see everything work, in seconds.

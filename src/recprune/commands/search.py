@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from recprune.index import Index
-from recprune.methods import METHODS
+from recprune.search.index import Index
+from recprune.search.methods import METHODS
 from recprune.storage import read_npy
 from recprune.types import Json
 

@@ -7,8 +7,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from recprune.serve.server import serve
-from recprune.serve.settings import Limits, ServeSettings
+from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.processes.server import serve
 from recprune.types import InputError
 
 _ASKING = 4  # searches at a time for every core, where shards do the work

@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import json
 
-from recprune.commands.log_arguments import add_log_arguments, read_log
-from recprune.console import print_table
-from recprune.reports import statistics_rows
-from recprune.statistics import log_statistics
+from recprune.commands.console import print_table
+from recprune.commands.log_options import add_log_arguments, read_log
+from recprune.commands.tables import statistics_rows
+from recprune.data.statistics import log_statistics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from recprune.commands.log_arguments import add_seed_argument
-from recprune.console import say, showing_progress
-from recprune.synthetic import PRESETS, write_synthetic_log
+from recprune.commands.console import say, showing_progress
+from recprune.commands.log_options import add_seed_argument
+from recprune.data.synthetic import PRESETS, write_synthetic_log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

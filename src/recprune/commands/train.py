@@ -14,12 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recprune.checkpoint import CHECKPOINT, EPOCHS, MODEL, checkpoint_settings
-from recprune.distributed import ALONE, LostWorkerError, SharedError, Workers, appointed, joined
-from recprune.launch import FAILED, INTERRUPTED, as_worker, launch
-from recprune.prepared import Prepared
-from recprune.settings import PRESETS, Settings, find_preset
-from recprune.training import EpochReport, find_device, train
+from recprune.models.settings import PRESETS, Settings, find_preset
+from recprune.preparation.prepared import Prepared
+from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, checkpoint_settings
+from recprune.training.distributed import (
+    ALONE,
+    LostWorkerError,
+    SharedError,
+    Workers,
+    appointed,
+    joined,
+)
+from recprune.training.launch import FAILED, INTERRUPTED, as_worker, launch
+from recprune.training.loop import EpochReport, find_device, train
 from recprune.types import (
     MAX_SUB_ITEMS,
     InputError,
@@ -224,7 +231,7 @@ def _say(message: str) -> None:
 
 def _draw_curve(folder: Path) -> None:
     try:
-        from recprune.curves import draw_training
+        from recprune.training.curves import draw_training
 
         draw_training(folder / EPOCHS, folder / "training.png")
     except MissingExtraError as error:

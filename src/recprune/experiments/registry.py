@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from recprune.experiments.appendix import Appendix
-from recprune.experiments.dataset_table import DatasetTable
-from recprune.experiments.difficulty import Difficulty
-from recprune.experiments.experiment import Experiment
-from recprune.experiments.heat_map import HeatMap
-from recprune.experiments.peer_table import PeerTable
-from recprune.experiments.prunable import Prunable
-from recprune.experiments.rq1 import RQ1
-from recprune.experiments.rq2 import RQ2
-from recprune.experiments.rq3 import RQ3
-from recprune.experiments.scaling import Scaling, Splits
-from recprune.experiments.unsafe import Unsafe
+from recprune.experiments.framework.experiment import Experiment
+from recprune.experiments.ours.peer_table import PeerTable
+from recprune.experiments.ours.prunable import Prunable
+from recprune.experiments.ours.scaling import Scaling, Splits
+from recprune.experiments.ours.unsafe import Unsafe
+from recprune.experiments.paper.appendix import Appendix
+from recprune.experiments.paper.dataset_table import DatasetTable
+from recprune.experiments.paper.difficulty import Difficulty
+from recprune.experiments.paper.heat_map import HeatMap
+from recprune.experiments.paper.rq1 import RQ1
+from recprune.experiments.paper.rq2 import RQ2
+from recprune.experiments.paper.rq3 import RQ3
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     DatasetTable(),

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from recprune.experiments.experiment import Experiment, Part, Plan, in_paper_order
-from recprune.experiments.introduction import introduction
-from recprune.experiments.record import Record, load_record, records_of, save_record
+from recprune.experiments.framework.experiment import Experiment, Part, Plan, in_paper_order
+from recprune.experiments.framework.machine import machine
+from recprune.experiments.framework.record import Record, load_record, records_of, save_record
 from recprune.experiments.registry import EXPERIMENTS
-from recprune.experiments.report import Section, Table, Text, write_html, write_markdown
-from recprune.machine import machine
+from recprune.experiments.report.document import Section, Table, Text, write_html, write_markdown
+from recprune.experiments.report.introduction import introduction
 from recprune.storage import writing_file
 from recprune.types import InputError, Progress, StorageError, no_progress
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
-from recprune.settings import ModelSettings
+from recprune.models.settings import ModelSettings
 from recprune.types import needs_extra
 
 with needs_extra("train"):

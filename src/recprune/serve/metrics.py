@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from recprune.serve.backend import size_of
-from recprune.serve.engine import Engine, Found
-from recprune.serve.gate import Gate
+from recprune.serve.engine.backend import size_of
+from recprune.serve.engine.engine import Engine, Found
+from recprune.serve.http.gate import Gate
 from recprune.types import needs_extra
 
 with needs_extra("serve"):

@@ -8,14 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from recprune.serve.backend import check_not_lost
-from recprune.serve.engine import Engine, load_engine
-from recprune.serve.gate import Gate
-from recprune.serve.histories import Histories, open_histories
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.engine.backend import check_not_lost
+from recprune.serve.engine.engine import Engine, load_engine
+from recprune.serve.histories.histories import Histories, open_histories
+from recprune.serve.http.gate import Gate
 from recprune.serve.keys import Keys, read_keys
 from recprune.serve.logs import log
 from recprune.serve.metrics import Metrics
-from recprune.serve.settings import ServeSettings
 from recprune.types import RecpruneError, StorageError
 
 _PROBED_S = 1.0  # for how long it is believed that histories can be kept, or cannot

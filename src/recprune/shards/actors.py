@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from recprune.cluster import driver_id
-from recprune.index import Index
+from recprune.search.index import Index
 from recprune.shards.answers import answer
 from recprune.shards.folder import (
     Shard,

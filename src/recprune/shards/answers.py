@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.index import Index
-from recprune.methods import Method
-from recprune.results import RECORD, TopK
+from recprune.search.index import Index
+from recprune.search.methods import Method
+from recprune.search.top_k import RECORD, TopK
 from recprune.shards.folder import Shard
-from recprune.shards.messages import method_from_json, method_to_json, pack, unpack
+from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
 from recprune.types import Float32Array, InputError, Int64Array
 
 _NOBODY = np.uint32(0xFFFFFFFF)  # the id −1 of a shard

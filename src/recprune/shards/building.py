@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recprune.arguments import checked_threads
 from recprune.cluster import connected, largest_node, say_if_busy
-from recprune.index import Layout
+from recprune.search.checks import checked_threads
+from recprune.search.index import Layout
 from recprune.shards.folder import (
     Shard,
     ShardInputs,

@@ -20,18 +20,18 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recprune.arguments import (
+from recprune.preparation.codebook import Codebook
+from recprune.recommender import KIND as RECOMMENDER_KIND
+from recprune.recommender import Recommender
+from recprune.search.checks import (
     MAX_ITEMS,
     checked_bias,
     checked_codes,
     checked_count,
     checked_threads,
 )
-from recprune.codebook import Codebook
-from recprune.index import KIND as INDEX_KIND
-from recprune.index import Index, Layout
-from recprune.recommender import KIND as RECOMMENDER_KIND
-from recprune.recommender import Recommender
+from recprune.search.index import KIND as INDEX_KIND
+from recprune.search.index import Index, Layout
 from recprune.storage import (
     MANIFEST,
     check_target,

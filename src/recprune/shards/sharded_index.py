@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.arguments import (
+from recprune.cluster import connected, driver_id
+from recprune.search.checks import (
     checked_allow,
     checked_count,
     checked_exclude,
@@ -27,9 +28,8 @@ from recprune.arguments import (
     checked_threads,
     refuse_infinite,
 )
-from recprune.cluster import connected, driver_id
-from recprune.methods import Method, find_method
-from recprune.results import RECORD, RECORD_WORDS, SearchStats
+from recprune.search.methods import Method, find_method
+from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.actors import (
     Refusal,
     Replicas,

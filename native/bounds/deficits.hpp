@@ -1,0 +1,159 @@
+// How far a sub-item's score lies below the best of its split, in small integers that never
+// exaggerate: the currency of every bound of ours. See docs/search.md for the proofs.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "query.hpp"
+
+namespace recprune {
+
+constexpr int kFullDeficit = 255;  // "this much or more"
+constexpr int kTargetLimit = 250;  // where the slack is mapped to: leaves room for "more"
+
+// Takes the given sub-items out of the deficits of one split, and what all others share with them.
+// Returns how much that is.
+inline int leave_out(std::span<std::uint8_t, 256> deficits, std::span<const std::uint16_t> done) {
+    for (std::uint16_t b : done) deficits[b] = kFullDeficit;
+    const std::uint8_t shared = *std::min_element(deficits.begin(), deficits.end());
+    for (std::uint8_t& deficit : deficits) {
+        if (deficit < kFullDeficit) deficit = static_cast<std::uint8_t>(deficit - shared);
+    }
+    return shared;
+}
+
+// An item's deficit is Σ_m (max_m − S[m, code_m]) ≥ 0. It can enter the top K only if that is at
+// most the slack: Σ_m max_m (+ highest bias) − θ, plus a margin for the rounding of float32 sums.
+class Deficits {
+  public:
+    Deficits(const Query& query, const Kernels& kernels, std::size_t num_splits,
+             std::size_t num_sub_items)
+        : kernels_(kernels),
+          scores_(query.sub_item_scores),
+          num_splits_(num_splits),
+          num_sub_items_(num_sub_items),
+          maxima_(num_splits),
+          quantised_(num_splits * 256, kFullDeficit) {
+        double magnitude = std::abs(static_cast<double>(query.highest_bias));
+        best_possible_ = query.item_bias ? query.highest_bias : 0.0;
+        for (std::size_t split = 0; split < num_splits; ++split) {
+            const float* row = scores_ + split * num_sub_items;
+            const auto [lowest, highest] = extremes(row, num_sub_items);
+            maxima_[split] = highest;
+            best_possible_ += highest;
+            range_ += static_cast<double>(highest) - lowest;
+            magnitude += std::max(std::abs(static_cast<double>(highest)),
+                                  std::abs(static_cast<double>(lowest)));
+        }
+        // num_splits additions (bias included) of float32, each off by at most half a unit in the
+        // last place of a partial sum that Σ max|S| bounds; 1.01 covers higher orders, and the
+        // smallest subnormal what underflow could hide.
+        const double additions = static_cast<double>(num_splits);
+        rounding_ = additions * 0x1p-24 * 1.01 * magnitude + 0x1p-149;
+    }
+
+    // No score can be higher, whatever the rounding.
+    double best_possible() const { return best_possible_ + rounding_; }
+    // Sum over splits of the distance between best and worst: the largest deficit conceivable.
+    double range() const { return range_; }
+
+    // Every item whose float32 score is ≥ threshold has a real deficit of at most this.
+    double slack(double threshold, double over_inflation = 0.0) const {
+        const double whole = best_possible_ - threshold + rounding_;
+        return whole * (1.0 - over_inflation) + std::abs(best_possible_) * 0x1p-48;
+    }
+
+    // The same if only so much is known: as many items as are wanted have deficits of at most so
+    // many units. Their scores are rounded too, so the margin counts twice.
+    double slack_of_counted(int units) const {
+        return units / units_ * (1.0 + 1e-11) + 2.0 * rounding_;
+    }
+
+    // Maps the given slack to `target` (and anything larger than 255 units to 255).
+    void quantise(double slack, int target = kTargetLimit) {
+        // A slack of nothing still needs finite arithmetic: then any deficit at all is "full".
+        shared_ = 0;
+        units_ = slack > 1e-290 ? target / slack : 1e292;
+        const double scale = units_ * (1.0 - 1e-12);
+        for (std::size_t split = 0; split < num_splits_; ++split) {
+            kernels_.quantise(scores_ + split * num_sub_items_, num_sub_items_, maxima_[split],
+                              scale, &quantised_[split * 256]);
+        }
+    }
+
+    // Takes the given sub-items of the first split, whose items are done with, out of the search,
+    // and with them the smallest deficit that all others share: limits are lowered by it. Lasts
+    // until the next quantise().
+    void leave_out(std::span<const std::uint16_t> done) {
+        shared_ = recprune::leave_out(std::span(quantised_).first<256>(), done);
+    }
+
+    // The largest sum of quantised deficits that an item within this slack can have.
+    int limit(double slack) const {
+        if (slack < 0.0) return -1;
+        const double units = slack * units_;
+        return (units < 1e6 ? static_cast<int>(units) : 1'000'000) - shared_;
+    }
+
+    // Whoever has this sum of quantised deficits, none of them full and nothing left out, has a
+    // real one of at most so many units.
+    int most_units(int sum) const { return sum + static_cast<int>(num_splits_); }
+
+    // Units of deficit in one unit of score.
+    double units() const { return units_; }
+
+    // The slack that a limit stands for: items beyond the limit have a larger deficit.
+    double slack_of(int limit) const { return (limit + shared_ + 1) / units_; }
+
+    // 256 deficits for each split, one split after the other.
+    const std::uint8_t* of_split(std::size_t split) const {
+        return quantised_.data() + split * 256;
+    }
+
+  private:
+    // Side by side in lanes, which the compiler turns into vectors: one after the other is slow.
+    static std::pair<float, float> extremes(const float* values, std::size_t count) {
+        constexpr std::size_t kLanes = 16;
+        std::array<float, kLanes> low;
+        std::array<float, kLanes> high;
+        low.fill(values[0]);
+        high.fill(values[0]);
+        std::size_t first = 0;
+        for (; first + kLanes <= count; first += kLanes) {
+            for (std::size_t lane = 0; lane < kLanes; ++lane) {
+                const float value = values[first + lane];
+                low[lane] = value < low[lane] ? value : low[lane];
+                high[lane] = value > high[lane] ? value : high[lane];
+            }
+        }
+        for (; first < count; ++first) {
+            low[0] = std::min(low[0], values[first]);
+            high[0] = std::max(high[0], values[first]);
+        }
+        return {*std::min_element(low.begin(), low.end()),
+                *std::max_element(high.begin(), high.end())};
+    }
+
+    const Kernels& kernels_;
+    const float* scores_;
+    std::size_t num_splits_;
+    std::size_t num_sub_items_;
+    std::vector<float> maxima_;
+    std::vector<std::uint8_t> quantised_;
+    double best_possible_ = 0.0;
+    double range_ = 0.0;
+    double rounding_ = 0.0;
+    double units_ = 1.0;
+    int shared_ = 0;
+};
+
+}  // namespace recprune

@@ -1,0 +1,76 @@
+"""Tables that several commands print."""
+
+from __future__ import annotations
+
+from recprune.commands.console import output, print_table
+from recprune.data.statistics import Statistics, iso_time
+from recprune.preparation.codebook import Codebook
+from recprune.preparation.holdout import Holdout
+
+
+def statistics_rows(statistics: Statistics) -> list[tuple[str, str]]:
+    """Return the figures of a log in words, the paper's dataset table first."""
+    return [
+        ("users", f"{statistics.users:,}"),
+        ("items", f"{statistics.items:,}"),
+        ("interactions", f"{statistics.interactions:,}"),
+        ("average length", f"{statistics.average_length:.2f}"),
+        ("median length", f"{statistics.median_length:.0f}"),
+        ("95th / 99th percentile", f"{statistics.p95_length:.0f} / {statistics.p99_length:.0f}"),
+        ("longest", f"{statistics.longest:,}"),
+        ("repeated consumption", f"{statistics.repeat_share:.1%}"),
+        ("interactions on the top 1 % of items", f"{statistics.top_1_percent_share:.1%}"),
+        ("items seen once", f"{statistics.single_items_share:.1%}"),
+        ("Gini of item popularity", f"{statistics.gini:.3f}"),
+        ("first", statistics.first_time),
+        ("last", statistics.last_time),
+        ("users left out as too short", f"{statistics.left_out_users:,}"),
+        ("  and their interactions", f"{statistics.left_out_interactions:,}"),
+        ("bad rows left out", f"{statistics.bad_rows:,}"),
+        ("user ids / item ids", f"{statistics.user_ids} / {statistics.item_ids}"),
+    ]
+
+
+def print_holdout(holdout: Holdout) -> None:
+    """Print how a log was divided."""
+    cut = (
+        f"cut after {iso_time(holdout.cut_time)}"
+        if holdout.cut_time is not None
+        else "leave one out"
+    )
+    trained = int((holdout.train.lengths > 0).sum())
+    validated, tested = len(holdout.validation), len(holdout.test)
+    print_table(
+        f"Hold-out: {cut}",
+        ("", "interactions", "users"),
+        [
+            ("training", f"{holdout.train.num_interactions:,}", f"{trained:,}"),
+            ("validation targets", f"{validated:,}", f"{validated:,}"),
+            ("test targets", f"{tested:,}", f"{tested:,}"),
+            ("dropped, without a past", "", f"{len(holdout.dropped_users):,}"),
+        ],
+    )
+
+
+def print_codebook(codebook: Codebook) -> None:
+    """Print what a codebook looks like, split by split."""
+    singular_values = codebook.settings.get("singular_values")
+    header = ["split", "fewest items", "most items", "unused ids"]
+    rows = []
+    for split, counts in enumerate(codebook.occupancy()):
+        row = [str(split), f"{counts.min():,}", f"{counts.max():,}", f"{(counts == 0).sum():,}"]
+        rows.append(row + ([f"{singular_values[split]:,.1f}"] if singular_values else []))
+    if singular_values:
+        header.append("singular value")
+    title = (
+        f"{codebook.num_items:,} items in {codebook.num_splits} splits "
+        f"of {codebook.num_sub_items} sub-items"
+    )
+    print_table(title, header, rows)
+    shared = codebook.items_sharing_full_code()
+    output.print(f"{shared:,} items share their whole code with another item")
+    if codebook.settings.get("unseen_items"):
+        output.print(
+            f"{codebook.settings['unseen_items']:,} items have no training interaction: "
+            "their codes are chance"
+        )

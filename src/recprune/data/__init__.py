@@ -1,0 +1,1 @@
+"""From log files to compact, frozen interactions."""

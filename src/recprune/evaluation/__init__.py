@@ -1,0 +1,1 @@
+"""How good it is, beside what, and how sure that is."""

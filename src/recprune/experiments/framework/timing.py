@@ -1,0 +1,169 @@
+"""Methods take turns: all meet the same moods of the machine, so their ratios can be trusted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.experiments.peers.peer import Peer
+from recprune.search.index import Index
+from recprune.search.methods import Method
+from recprune.search.top_k import RECORD
+from recprune.types import (
+    Float32Array,
+    Float64Array,
+    Int64Array,
+    Json,
+    Progress,
+    RecpruneError,
+    needs_extra,
+    no_progress,
+)
+
+# The ids [k], their scores [k] and the native record: peers tell the ids alone.
+Answer: TypeAlias = tuple[Int64Array, Float32Array | None, NDArray[Any] | None]
+Search: TypeAlias = Callable[[Float32Array, int], Answer]  # of a sequence embedding [d], and k
+COMPARED = "ids and score bits"  # by `agreement`: part of the settings of what says so
+# Of how many queries a percentile means something: five must lie beyond it.
+_LEAST = {"p50_us": 1, "p95_us": 100, "p99_us": 500}
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """What the searches of one method took and found, query by query."""
+
+    microseconds: Float64Array
+    numbers: Int64Array  # of the queries that it met
+    ids: Int64Array  # [queries, k]
+    scores: Float32Array | None  # [queries, k], of our own methods
+    records: NDArray[Any] | None  # of the native core, one for each query
+
+    def summary(self) -> Json:
+        """Return the figures that go into a table."""
+        p50, p95, p99 = (float(np.percentile(self.microseconds, at)) for at in (50, 95, 99))
+        figures: Json = {
+            "queries": len(self.microseconds),
+            "p50_us": p50,
+            "p95_us": p95,
+            "p99_us": p99,
+        }
+        if self.records is not None:
+            for name in ("steps", "items_scored", "items_touched", "bytes_touched"):
+                figures[name] = float(np.median(self.records[name]))
+                figures[f"{name}_p95"] = float(np.percentile(self.records[name], 95))
+        return figures
+
+
+def milliseconds(entry: Json, name: str, digits: int = 3) -> str:
+    """Write a percentile of a summary for a table; nothing where too few queries tell it."""
+    if entry["queries"] < _LEAST[name]:
+        return ""
+    return f"{entry[name] / 1000:,.{digits}f}"
+
+
+def agreement(timed: Mapping[str, Timed]) -> Json:
+    """Return on how many queries each of our methods gave the ids and score bits of the first.
+
+    The first must have met all queries. A difference is a bug, and ends the experiment.
+    """
+    (first, reference), *_ = timed.items()
+    for name, found in timed.items():
+        if found.scores is None or reference.scores is None:
+            raise AssertionError("searches of an index have scores")
+        same_ids = np.array_equal(found.ids, reference.ids[found.numbers])
+        bits, expected = (array.view(np.uint32) for array in (found.scores, reference.scores))
+        if not same_ids or not np.array_equal(bits, expected[found.numbers]):
+            raise RecpruneError(f"{name} and {first} differ in their answers: this is a bug")
+    return {name: len(found.numbers) for name, found in timed.items()}
+
+
+def agreement_in_words(agreed: Json | None) -> str:
+    """Say on how many queries methods agreed; nothing of records that do not tell."""
+    if not agreed:
+        return ""
+    most = max(agreed.values())
+    fewer = [f"`{name}` answered {count:,}" for name, count in agreed.items() if count < most]
+    return (
+        f"All {len(agreed)} ways to search gave the same items and the same bits of their scores, "
+        f"on every one of {most:,} queries" + (f" ({', '.join(fewer)} of them)." if fewer else ".")
+    )
+
+
+def index_search(index: Index, method: str | Method) -> Search:
+    """Return the search of an index by one method, as it is timed: a whole call from Python."""
+
+    def search(query: Float32Array, k: int) -> Answer:
+        found = index.search(query, k, method=method)
+        return found.ids, found.scores, found.stats.raw
+
+    return search
+
+
+def peer_search(peer: Peer) -> Search:
+    """Return the search of a peer."""
+    return lambda query, k: (peer.search(query, k), None, None)
+
+
+def interleaved(
+    searches: Mapping[str, Search],
+    queries: Float32Array,
+    k: int,
+    *,
+    seed: int,
+    block: int = 50,
+    warm: int = 1,
+    limits: Mapping[str, int] | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Timed]:
+    """Time every search on every query, in blocks, in an order that changes with every block.
+
+    A block is long enough that each method finds the caches as a service that runs only this
+    method would, and begins with `warm` queries that are not timed. `limits` are how many queries
+    the slow ones get; they meet them in equal shares of all blocks, after one that is not timed.
+    All stay on one thread.
+    """
+    with needs_extra("data"):
+        from threadpoolctl import threadpool_limits
+    rng = np.random.default_rng(seed)
+    names = list(searches)
+    numbers: dict[str, list[int]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    ids: dict[str, list[Int64Array]] = {name: [] for name in names}
+    scores: dict[str, list[Float32Array]] = {name: [] for name in names}
+    raw: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    blocks = range(0, len(queries), block)
+    with threadpool_limits(1):
+        for block_number, start in enumerate(blocks):
+            progress(f"{block_number + 1} of {len(blocks)} blocks of queries")
+            for name in rng.permutation(names).tolist():
+                search = searches[name]
+                share, untimed = block, warm
+                if limits and name in limits:
+                    share, untimed = min(block, -(-limits[name] // len(blocks))), 1
+                for number in range(start - untimed, start):  # caches, what is built on first use
+                    search(queries[number % len(queries)], k)
+                for number in range(start, min(start + share, len(queries))):
+                    begun = time.perf_counter()
+                    found, scored, record = search(queries[number], k)
+                    seconds[name].append(time.perf_counter() - begun)
+                    numbers[name].append(number)
+                    ids[name].append(found)
+                    if scored is not None:
+                        scores[name].append(scored)
+                    if record is not None:
+                        raw[name].append(record)
+    return {
+        name: Timed(
+            1e6 * np.array(seconds[name]),
+            np.array(numbers[name]),
+            np.array(ids[name]),
+            np.array(scores[name]) if scores[name] else None,
+            np.concatenate(raw[name]).view(RECORD)[:, 0] if raw[name] else None,
+        )
+        for name in names
+    }

@@ -1,0 +1,121 @@
+"""A trained model as search sees it: codes, sub-item embeddings, and real users' embeddings."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from recprune.evaluation.evaluation import RankedUsers, user_values
+from recprune.preparation.prepared import Prepared
+from recprune.search.index import Index
+from recprune.storage import load_folder, save_folder
+from recprune.types import (
+    CodeArray,
+    Float32Array,
+    InputError,
+    Int32Array,
+    Int64Array,
+    Json,
+    StorageError,
+    frozen,
+)
+
+_KIND = "workload"
+_VERSION = 1
+_ARRAYS = ("codes", "sub_item_embeddings", "sequence_embeddings", "targets")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What a search is measured on."""
+
+    log: str  # gitlog
+    model: str  # gsasrecjpq
+    codes: CodeArray
+    sub_item_embeddings: Float32Array
+    sequence_embeddings: Float32Array  # [users, d], of test users in a random order
+    targets: Int32Array  # [users], the item that each of them took next
+    settings: Json  # of the model and its training
+
+    def __post_init__(self) -> None:
+        for name in _ARRAYS:
+            frozen(getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return f"{self.log}-{self.model}"
+
+    @cached_property
+    def index(self) -> Index:
+        """Its index, built on first use."""
+        return Index.build(self.codes, self.sub_item_embeddings, threads=2)
+
+    def checksum(self) -> str:
+        """Return what changes when anything that is searched changes."""
+        total = hashlib.sha256()
+        for name in _ARRAYS:
+            total.update(np.ascontiguousarray(getattr(self, name)).data)
+        return total.hexdigest()[:16]
+
+    def ndcg(self, ids: Int64Array, users: Int64Array | None = None) -> float:
+        """Return the mean NDCG@10, given the best ten items of users, or of the first ones."""
+        targets = self.targets[: len(ids)] if users is None else self.targets[users]
+        ranked = RankedUsers.of_targets(ids[:, :10], targets)
+        return float(user_values(ranked, ["NDCG@10"])["NDCG@10"].mean())
+
+    def save(self, folder: str | Path) -> None:
+        """Write it as a folder."""
+        settings = {"log": self.log, "model": self.model, "training": self.settings}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        save_folder(folder, kind=_KIND, version=_VERSION, settings=settings, arrays=arrays)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Workload:
+        """Memory-map a saved folder."""
+        settings, arrays = load_folder(folder, kind=_KIND, version=_VERSION)
+        try:
+            return cls(
+                settings["log"],
+                settings["model"],
+                arrays["codes"],
+                arrays["sub_item_embeddings"],
+                arrays["sequence_embeddings"],
+                arrays["targets"],
+                settings["training"],
+            )
+        except KeyError as error:
+            raise StorageError(f"{folder}: the workload has no {error.args[0]}") from None
+
+    @classmethod
+    def from_training(
+        cls, log: str, model: str, prepared: Prepared, folder: Path, users: int
+    ) -> Workload:
+        """Encode the histories of test users with a trained model of RecJPQ."""
+        from recprune.recommender import Recommender
+
+        trained = Recommender.from_training(prepared, folder)
+        if trained.settings["model"]["embedding"] != "recjpq":
+            raise InputError(f"{folder}: a model without sub-items is no workload")
+        chosen = test_users(prepared, users)
+        histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+        return cls(
+            log,
+            model,
+            prepared.codes,
+            trained.index.sub_item_embeddings(),
+            trained.encoder.encode(histories),
+            prepared.test.items[chosen],
+            trained.settings,
+        )
+
+
+def test_users(prepared: Prepared, users: int) -> Int64Array:
+    """Return which test users are looked at: the first of a random order, the same every time."""
+    if not len(prepared.test):
+        raise InputError("there are no test users")
+    return np.random.default_rng(0).permutation(len(prepared.test))[:users]

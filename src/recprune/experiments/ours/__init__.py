@@ -1,0 +1,1 @@
+"""What the paper did not measure."""

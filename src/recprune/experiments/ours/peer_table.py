@@ -1,0 +1,238 @@
+"""recprune against what people use instead: time against recall@10, and against NDCG@10 lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recprune.experiments.framework.experiment import Need, Part, Plan
+from recprune.experiments.framework.record import Record
+from recprune.experiments.framework.timing import Search, index_search, interleaved, peer_search
+from recprune.experiments.framework.workload import Workload
+from recprune.experiments.ours.peer_section import OWN_FAMILY, peer_blocks
+from recprune.experiments.peers import families
+from recprune.experiments.peers.peer import CodesAndVectors
+from recprune.experiments.report.document import Block, Section, Text
+from recprune.search.index import Index
+from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
+
+_OWN = ("auto", "scan", "recjpqprune", "pqtopk")
+_BUDGET_SHARE = 0.85  # of the machine's memory, for all that is alive at once
+_SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again
+_FEWEST = 5  # queries, however slow a search is
+_ENOUGH = 0.99  # recall@10: a library's sweep ends with the first setting that has it
+_TRIED = 50  # users by whom that is told
+_TRIED_EXACT = 6  # users by whom it is told how long an exact search takes
+_YARDSTICK = "FAISS PQ"  # is exact: a sweep ends too with what takes longer
+_FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")  # before the name of a file
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """One search with what is known about it before it is timed."""
+
+    name: str
+    family: str
+    exact: bool
+    bytes_used: int
+    build_seconds: float
+    search: Search
+    settings: str  # that it was built with; empty: there are none
+
+
+class PeerTable:
+    """Every peer that can be had, in one interleaved run with our methods."""
+
+    name = "peers"
+    title = "What people use instead"
+    needs: frozenset[Need] = frozenset({"workloads"})
+
+    def parts(self, plan: Plan) -> list[Part]:
+        """One, for the first log: building everything for another would take hours."""
+        first = [entry for entry in plan.workloads if entry.log == plan.workloads[0].log]
+        usual = [entry for entry in first if entry.model == "gsasrecjpq"]
+        return [self._part(plan, workload) for workload in (usual or first)[:1]]
+
+    def _part(self, plan: Plan, workload: Workload) -> Part:
+        queries, users = plan.sized(500, 20), plan.sized(512, 50)
+        shape = CodesAndVectors(workload.codes, workload.sub_item_embeddings).shape
+        settings = {
+            "workload": workload.checksum(), "queries": queries, "users": users, "k": 10,
+            "seed": plan.seed,
+            "families": {
+                key: f"{families.FAMILIES[key]}: {families.FAMILIES[key].settings(shape)}"
+                for key in families.available_families()
+            },
+        }  # fmt: skip
+        budget = int(_BUDGET_SHARE * plan.memory_bytes)
+        return Part(
+            workload.log,
+            settings,
+            lambda progress: measure(workload, queries, users, budget, plan.seed, progress),
+            # On two cores building takes about 50 minutes for a million items, mostly for graphs.
+            minutes=5.0 + len(workload.codes) / 2e4,
+        )
+
+    def section(self, records: Sequence[Record]) -> Section:
+        """Tables and two pictures for each log that was measured."""
+        blocks: list[Block] = [
+            Text(
+                "One model of the first log, searched by libraries that people use for this: "
+                "K = 10, one thread, one query at a time, all in one interleaved run. Approximate "
+                "peers search item vectors put together from sub-item vectors, or RecJPQ's own "
+                "codes. Recall@10 is the share of the exact top 10 that is found; NDCG@10 lost is "
+                "what the exact answers to the same users have more."
+            )
+        ]
+        for record in records:
+            blocks += peer_blocks(record)
+        return Section(self.title, self.name, tuple(blocks))
+
+
+def measure(
+    workload: Workload, queries: int, users: int, budget: int, seed: int, progress: Progress
+) -> Json:
+    """Build what fits into the budget, time it, and compare all answers with the exact ones."""
+    model = CodesAndVectors(workload.codes, workload.sub_item_embeddings)
+    threads = os.cpu_count() or 1
+    begun = time.perf_counter()
+    index = Index.build(model.codes, model.sub_item_embeddings, threads=threads)
+    build_seconds = time.perf_counter() - begun
+    size = int(index.describe()["bytes"])
+    contenders = {
+        method: _Contender(
+            method, OWN_FAMILY, True, size, build_seconds, index_search(index, method), ""
+        )
+        for method in _OWN
+    }
+    peers, left_out = _build_peers(model, budget - size, threads, progress)
+    contenders |= {peer.name: peer for peer in peers}
+    embeddings = workload.sequence_embeddings
+    exact = index.search(embeddings[:users], 10, method="pqtopk").ids
+    with families.one_thread():
+        seconds, not_tried = _sweep(contenders, embeddings, exact[:_TRIED], progress)
+        contenders = {name: contenders[name] for name in seconds}
+        affordable = {name: max(_FEWEST, int(_SECONDS / each)) for name, each in seconds.items()}
+        timed = interleaved(
+            {name: contender.search for name, contender in contenders.items()},
+            embeddings[:queries], 10, seed=seed, limits=affordable, progress=progress,
+        )  # fmt: skip
+        entries = []
+        for name, contender in contenders.items():
+            progress(f"recall@10 of {name}")
+            asked = min(len(exact), affordable[name])
+            ids = np.array([contender.search(query, 10)[0] for query in embeddings[:asked]])
+            entries.append({
+                "name": name,
+                "family": contender.family,
+                "exact": contender.exact,
+                "bytes": contender.bytes_used,
+                "build_seconds": contender.build_seconds,
+                "settings": contender.settings,
+                "users": asked,
+                "recall": recall(ids, exact[:asked]),
+                "ndcg": workload.ndcg(ids),
+                "exact_ndcg": workload.ndcg(exact[:asked]),
+                **timed[name].summary(),
+            })  # fmt: skip
+    return {
+        "log": workload.log,
+        "model": workload.model,
+        "items": index.num_items,
+        "instruction_set": index.describe()["instruction_set"],
+        "build_threads": threads,
+        "budget_bytes": budget,
+        "peers": entries,
+        "not_tried": not_tried,
+        "left_out": left_out,
+    }
+
+
+def recall(ids: Int64Array, exact: Int64Array) -> float:
+    """Return the share of the exact items that was found, the mean over users."""
+    found = [
+        len(np.intersect1d(own, best[best >= 0])) / max(1, int((best >= 0).sum()))
+        for own, best in zip(ids, exact, strict=True)
+    ]
+    return float(np.mean(found))
+
+
+def _build_peers(
+    model: CodesAndVectors, budget: int, threads: int, progress: Progress
+) -> tuple[list[_Contender], dict[str, str]]:
+    """Build the families that fit beside each other, the small ones first, and say why not others.
+
+    All have to be alive at once to be timed in turns.
+    """
+    built: list[_Contender] = []
+    left_out: dict[str, str] = {}
+    every = families.FAMILIES
+    for at, key in enumerate(
+        sorted(every, key=lambda key: every[key].bytes_needed(model.shape)), start=1
+    ):
+        reason = families.why_not(key, model.shape, budget)
+        if reason is not None:
+            left_out[key] = reason
+            continue
+        progress(f"building {key}, {at} of {len(every)} families")
+        try:
+            peers = families.build(key, model, budget, threads=threads)
+        except (RecpruneError, ImportError, MemoryError, RuntimeError) as error:
+            # Others' libraries: what stops one of them must not stop the whole comparison.
+            left_out[key] = f"could not be built: {_FOLDERS.sub('', str(error))}"
+            continue
+        built += [
+            _Contender(
+                peer.name, peer.family, peer.exact, peer.bytes_used, peer.build_seconds,
+                peer_search(peer), every[key].settings(model.shape),
+            )
+            for peer in peers
+        ]  # fmt: skip
+        budget -= max(peer.bytes_used for peer in peers)  # one structure, named by each of them
+    return built, left_out
+
+
+def _sweep(
+    contenders: Mapping[str, _Contender],
+    embeddings: Float32Array,
+    exact: Int64Array,
+    progress: Progress,
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Return about how long each search takes, and how many settings of a family need no trying.
+
+    Settings of a family go from the quickest to the most thorough: after one that finds enough, or
+    is slower than an exact search, the others could only be slower still.
+    """
+    seconds: dict[str, float] = {}
+    not_tried: dict[str, int] = {}
+    for name, contender in sorted(contenders.items(), key=lambda entry: not entry[1].exact):
+        if contender.family in not_tried:
+            not_tried[contender.family] += 1
+            continue
+        progress(f"trying {name}")
+        queries = embeddings[: _TRIED_EXACT if contender.exact else len(exact)]
+        seconds[name], ids = _tried(contender.search, queries)
+        if contender.exact:
+            continue
+        too_slow = _YARDSTICK in seconds and seconds[name] > seconds[_YARDSTICK]
+        if too_slow or recall(ids, exact) >= _ENOUGH:
+            not_tried[contender.family] = 0
+    return seconds, {family: count for family, count in not_tried.items() if count}
+
+
+def _tried(search: Search, queries: Float32Array) -> tuple[float, Int64Array]:
+    """Return about how long a search takes, and what it finds.
+
+    What was just built is slow until its memory is warm: the median forgets that.
+    """
+    seconds, ids = [], []
+    for query in queries:
+        begun = time.perf_counter()
+        ids.append(search(query, 10)[0])
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds)), np.array(ids)

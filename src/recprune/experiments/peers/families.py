@@ -1,0 +1,113 @@
+"""Which peers there are, whether they can be had here, and how they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+
+from recprune.experiments.peers.faiss_flat import FaissFlat
+from recprune.experiments.peers.faiss_hnsw import FaissHNSW
+from recprune.experiments.peers.faiss_ivf import (
+    FaissIVFFlat,
+    FaissIVFFlatFewLists,
+    FaissIVFPQ,
+    FaissIVFPQFewLists,
+)
+from recprune.experiments.peers.faiss_pq import FaissPQ
+from recprune.experiments.peers.peer import CodesAndVectors, Family, ModelShape, Peer, threads_set
+from recprune.experiments.peers.scann_peer import Scann
+from recprune.experiments.peers.torch_dense import TorchDense
+from recprune.experiments.peers.torch_pqtopk import TorchPQTopK
+from recprune.experiments.peers.torch_recjpqprune import TorchRecJPQPrune
+from recprune.experiments.peers.usearch_peer import Usearch
+from recprune.types import InputError, MissingExtraError
+
+_ALL: tuple[Family, ...] = (
+    TorchDense(),
+    TorchPQTopK(),
+    TorchRecJPQPrune(),
+    FaissFlat(),
+    FaissPQ(),
+    FaissHNSW(),
+    FaissIVFPQ(),
+    FaissIVFPQFewLists(),
+    FaissIVFFlat(),
+    FaissIVFFlatFewLists(),
+    Scann(),
+    Usearch(),
+)
+FAMILIES: dict[str, Family] = {family.key: family for family in _ALL}
+
+# What pip calls a package that Python calls otherwise.
+_PIP_NAMES = {"faiss": "faiss-cpu"}
+
+
+def available_families() -> list[str]:
+    """Return the short names of the families whose libraries are installed."""
+    return [key for key, family in FAMILIES.items() if _installed(family)]
+
+
+def why_not(family: str | Family, shape: ModelShape, budget_bytes: int) -> str | None:
+    """Say in a sentence why a family cannot be built for a model of that shape; None if it can."""
+    chosen = _find(family)
+    if not _installed(chosen):
+        name = _PIP_NAMES.get(chosen.package, chosen.package)
+        return f"{chosen.package} is not installed: pip install {name}"
+    needed = chosen.bytes_needed(shape)
+    if needed > budget_bytes:
+        return (
+            f"{chosen.key} needs {_size(needed)} for {shape.num_items:,} items, "
+            f"the budget is {_size(budget_bytes)}"
+        )
+    return chosen.unsuited(shape)
+
+
+def build(
+    family: str | Family, model: CodesAndVectors, budget_bytes: int, *, threads: int = 2
+) -> list[Peer]:
+    """Build a family, by its short name or with settings of its own, and return its peers.
+
+    They share one structure, which goes when the last of them is dropped.
+    """
+    chosen = _find(family)
+    reason = why_not(chosen, model.shape, budget_bytes)
+    if reason is not None:
+        raise (InputError if _installed(chosen) else MissingExtraError)(reason)
+    return chosen.build(model, threads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch and FAISS on one thread for a whole run.
+
+    Every search does that for itself; within this block it finds nothing left to do, so that
+    switching is no part of what is measured.
+    """
+    with ExitStack() as stack:
+        if find_spec("torch") is not None:
+            import torch
+
+            stack.enter_context(threads_set(1, torch.get_num_threads, torch.set_num_threads))
+        if find_spec("faiss") is not None:
+            import faiss
+
+            put = faiss.omp_set_num_threads
+            stack.enter_context(threads_set(1, faiss.omp_get_max_threads, put))
+        yield
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.3f} MB"
+
+
+def _installed(family: Family) -> bool:
+    return find_spec(family.package) is not None
+
+
+def _find(family: str | Family) -> Family:
+    if not isinstance(family, str):
+        return family
+    if family not in FAMILIES:
+        raise InputError(f"family is {family!r}, expected one of {', '.join(FAMILIES)}")
+    return FAMILIES[family]

@@ -1,0 +1,80 @@
+"""The results in one small table, for the README: made from the records, like the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recprune.experiments.framework.experiment import in_paper_order, model_name
+from recprune.experiments.framework.record import Record, records_of
+from recprune.experiments.ours.peer_section import verdict
+from recprune.storage import writing_file
+from recprune.types import InputError
+
+_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+_METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Return as Markdown: times of methods and models, beside others, and for more items."""
+    measured = in_paper_order(records_of(records, "rq1"))
+    measured.sort(key=lambda record: str(record.figures["log"]))
+    if not measured:
+        raise InputError("there is no record of rq1 to sum up")
+    rows = [
+        "| median ms, K = 10, one thread | items | " + " | ".join(_METHODS) + " |",
+        "|---|---:|" + "---:|" * len(_METHODS),
+    ]
+    for record in measured:
+        figures = record.figures
+        times = [figures["methods"].get(method) for method in _METHODS]
+        cells = ["" if entry is None else f"{entry['p50_us'] / 1000:,.3f}" for entry in times]
+        name = f"{figures['log']}, {model_name(figures['model'])}"
+        rows.append(f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |")
+    machines = sorted({
+        f"{record.machine['cpu']}, {record.machine['cores']} cores, "
+        f"{record.figures['instruction_set']}"
+        for record in measured
+    })  # fmt: skip
+    rows += ["", f"Measured on: {'; '.join(machines)}."]
+    for record in records_of(records, "peers"):
+        figures = record.figures
+        rows += ["", f"Beside others, on {figures['log']}: {verdict(figures['peers'])}"]
+    scaling = sorted(records_of(records, "scaling"), key=lambda record: record.figures["items"])
+    if scaling:
+        each = (
+            f"{record.figures['methods']['auto']['p50_us'] / 1000:,.2f} ms for "
+            f"{record.figures['items']:,}"
+            for record in scaling
+        )
+        last = scaling[-1].hardware
+        elsewhere = f" (the last on a machine of {last})" if last != scaling[0].hardware else ""
+        rows += [
+            "",
+            f"`auto` over random codes, by the number of items: {', '.join(each)}{elsewhere}.",
+        ]
+    return "\n".join(rows) + "\n"
+
+
+def check_place(path: Path) -> None:
+    """Refuse a Markdown file that cannot be read, or has no place for the table."""
+    _parts(path)
+
+
+def put_summary(path: Path, records: Sequence[Record]) -> None:
+    """Write the table into a Markdown file, between its two marks."""
+    before, after = _parts(path)
+    with writing_file(path) as temporary:
+        temporary.write_text(before + summary(records) + after, encoding="utf-8")
+
+
+def _parts(path: Path) -> tuple[str, str]:
+    """Return what stands before and after the table."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    begin, end = text.find(_BEGIN), text.find(_END)
+    if begin < 0 or end < begin:
+        raise InputError(f"{path}: has no place for the results, {_BEGIN.strip()} … {_END.strip()}")
+    return text[: begin + len(_BEGIN)], text[end:]

@@ -1,0 +1,222 @@
+"""History → sequence embedding, for serving: with ONNX Runtime, or with torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.search.checks import checked_count
+from recprune.types import (
+    Float32Array,
+    InputError,
+    Int32Array,
+    Int64Array,
+    StorageError,
+    needs_extra,
+)
+
+if TYPE_CHECKING:
+    from recprune.models.sequence_model import SequenceModel
+
+# Positions in one batch: enough that weights are read once for many short histories, and few
+# enough that what lies between two layers stays in the cache.
+_POSITIONS_AT_ONCE = 512
+
+
+class Encoder(Protocol):
+    """What makes sequence embeddings of histories. Safe to share between threads."""
+
+    length: int  # how many items of a history it looks at, at most
+    width: int  # d
+
+    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
+        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
+        ...
+
+
+class ItemVectors:
+    """The vectors of items, looked up or put together with NumPy alone."""
+
+    def __init__(self, rows: Float32Array, num_items: int, codes: NDArray[Any] | None) -> None:
+        """Use `from_codes` or `from_table`."""
+        self.num_items = num_items
+        self._rows = rows
+        self._codes = codes
+        num_splits = 1 if codes is None else codes.shape[1]
+        self.width = num_splits * rows.shape[1]  # d
+        # Where the sub-items of a split begin.
+        self._starts = np.arange(num_splits) * (len(rows) // num_splits)
+
+    @classmethod
+    def from_codes(cls, codes: NDArray[Any], sub_item_embeddings: Float32Array) -> ItemVectors:
+        """Put vectors together from codes, integers [n, M], and sub-items, float32 [M, B, d/M].
+
+        Every code is less than B, as in an index. The codes are not copied.
+        """
+        codes, embeddings = np.asarray(codes), np.asarray(sub_item_embeddings)
+        _check_floats(embeddings, 3, "sub_item_embeddings", "[M, B, d/M]")
+        num_splits = len(embeddings)
+        if not np.can_cast(codes.dtype, np.int64) or codes.shape[1:] != (num_splits,):
+            given = f"{codes.dtype}{list(codes.shape)}"
+            raise InputError(f"codes is {given}, expected integers [n, {num_splits}]")
+        # A view, unless the sub-items come from a search index, which has them transposed.
+        rows = embeddings.reshape(-1, embeddings.shape[2])
+        return cls(rows, len(codes), codes)
+
+    @classmethod
+    def from_table(cls, item_embeddings: Float32Array) -> ItemVectors:
+        """Look vectors up in a full table, float32 [n, d], which is not copied."""
+        table = np.asarray(item_embeddings)
+        _check_floats(table, 2, "item_embeddings", "[n, d]")
+        return cls(table, len(table), None)
+
+    def __call__(self, items: Int32Array | Int64Array) -> Float32Array:
+        """Return the vectors of items, [len, d]."""
+        chosen = _checked_items(items, self.num_items, "items")
+        if self._codes is None:
+            return self._rows.take(chosen, axis=0)
+        places = self._codes[chosen] + self._starts  # [len, M]
+        return self._rows.take(places, axis=0).reshape(len(chosen), self.width)
+
+
+class OnnxEncoder:
+    """Runs an encoder written by `export_encoder`."""
+
+    def __init__(
+        self, model: bytes, vectors: ItemVectors, length: int, *, threads: int = 1
+    ) -> None:
+        with needs_extra("onnx"):
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _checked_positive(threads, "threads")
+        options.log_severity_level = 3  # errors: what matters is raised
+        # Patterns are kept for every shape that was ever seen, and make nothing faster here.
+        options.enable_mem_pattern = False
+        # Threads that wait do not take the cores from those that search.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            # Without a fallback, which would print and try the same once more.
+            session = onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"], enable_fallback=False
+            )
+        except Exception as error:  # ONNX Runtime's own have no other base
+            raise StorageError(f"the encoder is not a usable ONNX model: {error}") from None
+        self._session = session
+        self._vectors = vectors
+        self.length = _checked_positive(length, "length")
+        self.width = vectors.width
+        self._check()
+
+    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
+        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
+        return _encode_by_length(
+            histories, self.length, self._vectors.num_items, self.width, self._run
+        )
+
+    def _run(self, items: Int64Array) -> Float32Array:
+        vectors = self._vectors(items.ravel()).reshape(*items.shape, self.width)
+        found: Float32Array = self._session.run(None, {"vectors": vectors})[0]
+        return found
+
+    def _check(self) -> None:
+        """Refuse a model that is not an encoder, or not one of these items and this length."""
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        names = [value.name for value in (*inputs, *outputs)]
+        longest = self._session.get_modelmeta().custom_metadata_map.get("length", "")
+        if names != ["vectors", "sequence_embedding"] or not longest.isdecimal():
+            raise StorageError(f"the ONNX model is not an encoder: it has {', '.join(names)}")
+        width = inputs[0].shape[-1]
+        if width != self.width:
+            raise InputError(f"the encoder takes vectors of {width}, those of items {self.width}")
+        if self.length > int(longest):
+            raise InputError(f"length is {self.length}, expected at most the model's {longest}")
+
+
+class TorchEncoder:
+    """Runs a model as it is, where it is, on as many threads as torch is set to use."""
+
+    def __init__(self, model: SequenceModel, length: int) -> None:
+        """Take a model over: it is put into evaluation mode."""
+        longest = longest_history(model)
+        self.length = _checked_positive(length, "length")
+        if self.length > longest:
+            raise InputError(f"length is {length}, expected at most the model's {longest}")
+        self._model = model.eval()
+        self.width = model.embedding.width
+
+    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
+        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
+        return _encode_by_length(
+            histories, self.length, self._model.embedding.num_items, self.width, self._run
+        )
+
+    def _run(self, items: Int64Array) -> Float32Array:
+        import torch
+
+        model = self._model
+        with torch.inference_mode():
+            chosen = torch.from_numpy(items).to(model.norm.weight.device)
+            found = model.encode_last(model.embedding.vectors(chosen))
+            array: Float32Array = found.float().cpu().numpy()
+        return array
+
+
+def longest_history(model: SequenceModel) -> int:
+    """Return how many items a model can look at."""
+    from recprune.models.bert4rec import BERT4Rec
+
+    # BERT4Rec has one position more, for the mask.
+    return model.positions.length - isinstance(model, BERT4Rec)
+
+
+def _encode_by_length(
+    histories: Sequence[Int32Array],
+    length: int,
+    num_items: int,
+    width: int,
+    run: Callable[[Int64Array], Float32Array],
+) -> Float32Array:
+    """Run histories of one length together; return the results in the order of the histories."""
+    cut: list[Int64Array] = []
+    by_length: dict[int, list[int]] = {}
+    for user, history in enumerate(histories):
+        items = _checked_items(history, num_items, f"histories[{user}]")[-length:]
+        if not len(items):
+            raise InputError(f"histories[{user}] is empty: there is nothing to encode")
+        cut.append(items)
+        by_length.setdefault(len(items), []).append(user)
+    found = np.empty((len(cut), width), np.float32)
+    for count, users in by_length.items():
+        at_once = max(1, _POSITIONS_AT_ONCE // count)
+        for first in range(0, len(users), at_once):
+            chosen = users[first : first + at_once]
+            found[chosen] = run(np.stack([cut[user] for user in chosen]))
+    return found
+
+
+def _checked_items(items: Any, num_items: int, name: str) -> Int64Array:
+    """Return item ids as int64."""
+    array = np.asarray(items)
+    if not array.size and array.ndim == 1:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"{name} is {array.dtype}{list(array.shape)}, expected item ids, [items]")
+    if array.min() < 0 or array.max() >= num_items:
+        place = int(((array < 0) | (array >= num_items)).argmax())
+        raise InputError(f"{name}[{place}] is {array[place]}, expected 0 to {num_items - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def _checked_positive(count: Any, name: str) -> int:
+    checked = checked_count(count, name)
+    if checked < 1:
+        raise InputError(f"{name} is {checked}, expected 1 or more")
+    return checked
+
+
+def _check_floats(array: NDArray[Any], dimensions: int, name: str, expected: str) -> None:
+    if array.dtype != np.float32 or array.ndim != dimensions or 0 in array.shape[1:]:
+        raise InputError(f"{name} is {array.dtype}{list(array.shape)}, expected float32 {expected}")

@@ -1,0 +1,155 @@
+"""A whole model: an encoder over an item embedding, and what it makes of histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from recprune.models.bert4rec import MASK, BERT4Rec
+from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
+from recprune.models.sasrec import SASRec
+from recprune.models.settings import ModelSettings
+from recprune.types import CodeArray, Int32Array, Int64Array, needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor
+
+SequenceModel: TypeAlias = SASRec | BERT4Rec
+
+
+def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:
+    """Return an untrained model of a catalogue with the given codes."""
+    embedding = (
+        RecJPQEmbedding(codes, num_sub_items, settings.width)
+        if settings.embedding == "recjpq"
+        else FullEmbedding(len(codes), settings.width)
+    )
+    return (SASRec if settings.architecture == "sasrec" else BERT4Rec)(embedding, settings)
+
+
+def pad_histories(histories: Sequence[Int32Array]) -> tuple[Int64Array, Int64Array]:
+    """Return histories padded at the right with item 0, [batch, longest], and their lengths."""
+    lengths = np.array([len(history) for history in histories], np.int64)
+    padded = np.zeros((len(histories), int(lengths.max(initial=1))), np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.concatenate(
+        [*histories, np.empty(0, np.int64)]
+    )
+    return padded, lengths
+
+
+@torch.no_grad()
+def encode_histories(
+    model: SequenceModel, length: int, histories: Sequence[Int32Array], batch_size: int = 256
+) -> Tensor:
+    """Return the sequence embeddings of histories, of each its last `length` items, [users, d].
+
+    No history may be empty: there is nothing to encode.
+    """
+    model.eval()
+    device = model.norm.weight.device
+    mask = [np.array([MASK], np.int32)] if isinstance(model, BERT4Rec) else []
+    # Of similar length together, so that little is padding.
+    order = np.argsort([min(len(history), length) for history in histories], kind="stable")
+    found = torch.empty((len(histories), model.norm.weight.shape[0]), device=device)
+    for first in range(0, len(histories), batch_size):
+        chosen = order[first : first + batch_size]
+        batch = [np.concatenate([histories[at][-length:], *mask]) for at in chosen]
+        items, lengths = (torch.from_numpy(array).to(device) for array in pad_histories(batch))
+        states = model(items, lengths)
+        last = states[torch.arange(len(chosen), device=device), lengths - 1]
+        found[torch.from_numpy(chosen).to(device)] = last.float()
+    return found
+
+
+@torch.no_grad()
+def target_ranks(
+    model: SequenceModel,
+    sequence_embeddings: Tensor,
+    targets: Int32Array,
+    seen: Sequence[Int32Array] | None = None,
+    scores_at_once: int = 1 << 24,
+) -> Int64Array:
+    """Return how many items are ranked above each user's target, over the full catalogue.
+
+    The tie rule is that of the search. Items in `seen` do not count, unless they are the target.
+    Scores are computed for a part of the catalogue at a time, twice: first the targets' own.
+    """
+    embedding = model.embedding
+    device = sequence_embeddings.device
+    num_users = len(targets)
+    users = torch.arange(num_users, device=device)
+    wanted = torch.from_numpy(np.array(targets, np.int64)).to(device)
+    table = embedding.score_table(sequence_embeddings)
+    chunk = max(1, scores_at_once // max(num_users, 1))
+    ranges = [
+        (first, min(first + chunk, embedding.num_items))
+        for first in range(0, embedding.num_items, chunk)
+    ]
+    own = torch.empty(num_users, device=device)
+    for first, last in ranges:
+        scores = embedding.scores_of_range(table, first, last)
+        inside = (wanted >= first) & (wanted < last)
+        own = torch.where(inside, scores[users, (wanted - first).clamp(0, last - first - 1)], own)
+    seen_users, seen_items = _flat_pairs(seen or [], device)
+    above = torch.zeros(num_users, dtype=torch.int64, device=device)
+    for first, last in ranges:
+        scores = embedding.scores_of_range(table, first, last)
+        inside = (seen_items >= first) & (seen_items < last)
+        scores[seen_users[inside], seen_items[inside] - first] = -torch.inf
+        ids = torch.arange(first, last, device=device)
+        # What is not certainly below counts as above: so a score that is not a number does.
+        below = (scores < own[:, None]) | ((scores == own[:, None]) & (ids > wanted[:, None]))
+        above += (~below & (ids != wanted[:, None])).sum(1)
+    return above.cpu().numpy()
+
+
+@torch.no_grad()
+def top_items(
+    model: SequenceModel,
+    sequence_embeddings: Tensor,
+    k: int,
+    exclude: Sequence[Int32Array] | None = None,
+    scores_at_once: int = 1 << 24,
+) -> Int64Array:
+    """Return the best k items of each user by scoring the full catalogue, [users, k], −1-padded.
+
+    For catalogues that no index holds: tables of full vectors of more items than an index has
+    sub-items. The tie rule is that of the search.
+    """
+    embedding = model.embedding
+    device = sequence_embeddings.device
+    num_users = len(sequence_embeddings)
+    table = embedding.score_table(sequence_embeddings)
+    excluded_users, excluded_items = _flat_pairs(exclude or [], device)
+    scores = torch.full((num_users, k), -torch.inf, device=device)
+    ids = torch.full((num_users, k), -1, dtype=torch.int64, device=device)
+    chunk = max(1, scores_at_once // max(num_users, 1))
+    for first in range(0, embedding.num_items, chunk):
+        last = min(first + chunk, embedding.num_items)
+        part = embedding.scores_of_range(table, first, last)
+        inside = (excluded_items >= first) & (excluded_items < last)
+        part[excluded_users[inside], excluded_items[inside] - first] = -torch.inf
+        # Stable, and the ids of the best so far are lower than those of this part: ties keep order.
+        both = torch.cat([scores, part], dim=1)
+        order = both.argsort(dim=1, descending=True, stable=True)[:, :k]
+        part_ids = torch.arange(first, last, device=device).expand(num_users, -1)
+        scores = both.gather(1, order)
+        ids = torch.cat([ids, part_ids], dim=1).gather(1, order)
+    return ids.masked_fill(scores == -torch.inf, -1).cpu().numpy()
+
+
+def _flat_pairs(seen: Sequence[Int32Array], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return users and items, one pair for every item that a user has seen."""
+    lengths = [len(items) for items in seen]
+    users = np.repeat(np.arange(len(seen)), lengths)
+    items = np.concatenate([*seen, np.empty(0, np.int64)]).astype(np.int64)
+    return torch.from_numpy(users).to(device), torch.from_numpy(items).to(device)
+
+
+def ndcg_at(ranks: Int64Array, cutoff: int) -> float:
+    """Return NDCG@cutoff of single targets, given how many items stand above each."""
+    gains = np.where(ranks < cutoff, 1.0 / np.log2(ranks + 2.0), 0.0)
+    return float(gains.mean()) if len(gains) else 0.0

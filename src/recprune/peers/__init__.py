@@ -1,1 +1,0 @@
-"""What people use instead of recprune: interchangeable siblings behind one small interface."""

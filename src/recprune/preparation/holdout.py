@@ -1,0 +1,114 @@
+"""What a model learns from, and what it is judged by.
+
+`temporal_holdout` is the paper's protocol (section 5.1): one global cut in time, so that nothing
+after it is known to anybody in training. `leave_one_out` is the older protocol, for comparison with
+published figures; it lets one user's past lie in another user's future.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from recprune.data.interactions import Interactions
+from recprune.preparation.targets import Targets
+from recprune.types import InputError, Int32Array, Int64Array, frozen, random_generator
+
+DEFAULT_VALIDATION_USERS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Holdout:
+    """A log divided into training, validation and test. User and item ids are those of the log."""
+
+    log: Interactions
+    train: Interactions  # what a model may learn from: no validation and no test items
+    validation: Targets
+    test: Targets
+    dropped_users: Int32Array  # users without training history: neither trained on nor tested
+    cut_time: int | None  # the last time of training, in microseconds; None without a global cut
+
+    def __post_init__(self) -> None:
+        frozen(self.dropped_users)
+
+    def history(self, targets: Targets, target: int) -> Int32Array:
+        """Return what is known of the user when this target is to be predicted."""
+        return self.log.items[targets.starts[target] : targets.ends[target]]
+
+
+def temporal_holdout(
+    log: Interactions,
+    *,
+    train_fraction: float = 0.9,
+    validation_users: int = DEFAULT_VALIDATION_USERS,
+    min_history: int = 1,
+    seed: int = 0,
+) -> Holdout:
+    """Cut the log at one moment, so that `train_fraction` of its interactions lie before.
+
+    The cut is the earliest time at which at least that share has happened, and interactions at that
+    very time still train: equal times are never torn apart. The test target of a user is the first
+    interaction after the cut. For `validation_users` random users (all, if there are fewer with two
+    training items) the last training item is taken out as validation target; as it lies before the
+    cut, it is part of the history when the test target is predicted. Users with fewer than
+    `min_history` interactions before the cut are dropped. Items first seen after the cut stay in
+    the catalogue.
+    """
+    if not 0.0 < train_fraction < 1.0:
+        raise InputError(f"train_fraction is {train_fraction}, expected between 0 and 1")
+    if min_history < 1:
+        raise InputError(f"min_history is {min_history}, expected at least 1")
+    if log.num_interactions == 0:
+        raise InputError("the log has no interactions to hold out from")
+    # The k-th smallest time with k = ⌈fraction · n⌉; as a decimal fraction, for 0.55 · 100 is 55.
+    place = math.ceil(Fraction(repr(float(train_fraction))) * log.num_interactions) - 1
+    cut_time = int(np.partition(log.times, place)[place])
+    # Within a user times ascend, so what lies before the cut is a prefix of the history.
+    before = np.zeros(log.num_interactions + 1, np.int64)
+    np.cumsum(log.times <= cut_time, out=before[1:])
+    ends = log.offsets[:-1] + np.diff(before[log.offsets])
+    return _hold_out(log, ends, validation_users, min_history, seed, cut_time)
+
+
+def leave_one_out(
+    log: Interactions, *, validation_users: int = DEFAULT_VALIDATION_USERS, seed: int = 0
+) -> Holdout:
+    """Test on every user's last interaction; users with only one are dropped.
+
+    For `validation_users` random users the last but one is the validation target.
+    """
+    ends = np.maximum(log.offsets[1:] - 1, log.offsets[:-1])
+    return _hold_out(log, ends, validation_users, 1, seed, None)
+
+
+def _hold_out(
+    log: Interactions,
+    ends: Int64Array,
+    validation_users: int,
+    min_history: int,
+    seed: int,
+    cut_time: int | None,
+) -> Holdout:
+    """Divide the log, given for every user where the training history ends."""
+    if validation_users < 0:
+        raise InputError(f"validation_users is {validation_users}, expected 0 or more")
+    starts = log.offsets[:-1]
+    stops = log.offsets[1:]
+    kept = ends - starts >= min_history
+    tested = np.flatnonzero(kept & (ends < stops)).astype(np.int32)
+    test = Targets(tested, log.items[ends[tested]], starts[tested], ends[tested])
+
+    # A user must keep something to learn from after giving up a validation item.
+    able = np.flatnonzero(kept & (ends - starts >= 2)).astype(np.int32)
+    chosen = np.sort(random_generator(seed).permutation(able)[: min(validation_users, len(able))])
+    last = ends[chosen] - 1
+    validation = Targets(chosen, log.items[last], starts[chosen], last)
+
+    train_ends = np.where(kept, ends, starts)
+    train_ends[chosen] -= 1
+    in_training = np.arange(log.num_interactions) < np.repeat(train_ends, log.lengths)
+    dropped = np.flatnonzero(~kept).astype(np.int32)
+    return Holdout(log, log.select(in_training), validation, test, dropped, cut_time)

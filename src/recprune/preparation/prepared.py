@@ -1,0 +1,168 @@
+"""Everything that training reads, as one folder of plain arrays.
+
+Preparing needs the whole data path; training needs only this folder, NumPy and torch. So a log can
+be prepared on one machine and trained on another that has a GPU and little else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.data.identifiers import ExternalIds, ids_from_arrays
+from recprune.preparation.targets import Targets
+from recprune.storage import load_folder, save_folder
+from recprune.types import (
+    CodeArray,
+    InputError,
+    Int32Array,
+    Int64Array,
+    Json,
+    StorageError,
+    frozen,
+)
+
+if TYPE_CHECKING:
+    from recprune.data.interactions import Interactions
+    from recprune.preparation.codebook import Codebook
+    from recprune.preparation.holdout import Holdout
+
+KIND = "prepared log"
+_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A hold-out and a codebook, ready to train on.
+
+    The history of user u is `items[offsets[u]:offsets[u + 1]]`, and a model may learn from
+    `items[offsets[u]:train_ends[u]]` of it.
+    """
+
+    offsets: Int64Array  # [num_users + 1]
+    items: Int32Array  # [num_interactions]
+    train_ends: Int64Array  # [num_users]
+    validation: Targets
+    test: Targets
+    codes: CodeArray  # [num_items, num_splits]
+    num_sub_items: int
+    user_ids: ExternalIds
+    item_ids: ExternalIds
+    settings: Json  # how the log was held out and the codes assigned
+
+    def __post_init__(self) -> None:
+        for array in (self.offsets, self.items, self.train_ends, self.codes):
+            frozen(array)
+
+    @property
+    def num_items(self) -> int:
+        """Catalogue size |I|."""
+        return len(self.codes)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, those without training history included."""
+        return len(self.train_ends)
+
+    def history(self, targets: Targets, target: int) -> Int32Array:
+        """Return what is known of the user when this target is to be predicted."""
+        return self.items[targets.starts[target] : targets.ends[target]]
+
+    def training_counts(self) -> Int64Array:
+        """Return how many training interactions every item has."""
+        places = np.arange(len(self.items))
+        in_training = places < np.repeat(self.train_ends, np.diff(self.offsets))
+        return np.bincount(self.items[in_training], minlength=self.num_items)
+
+    def train_log(self) -> Interactions:
+        """Return what a model may learn from as a log; times, which are not kept, are all zero."""
+        from recprune.data.interactions import Interactions
+
+        lengths = self.train_ends - self.offsets[:-1]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], lengths)
+        times = np.zeros(len(places), np.int64)
+        return Interactions(offsets, self.items[places], times, self.user_ids, self.item_ids)
+
+    def checksum(self) -> str:
+        """Return a checksum of everything: a model is of one prepared log and of no other."""
+        total = hashlib.sha256()
+        for name, array in sorted(self._arrays().items()):
+            total.update(name.encode())
+            total.update(np.ascontiguousarray(array).data)
+        return total.hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Write everything as a folder, in place of an older one if there is one."""
+        settings = {"num_sub_items": self.num_sub_items, "preparation": self.settings}
+        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=self._arrays())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        arrays: dict[str, NDArray[Any]] = {
+            "offsets": self.offsets,
+            "items": self.items,
+            "train_ends": self.train_ends,
+            "codes": self.codes,
+            **self.user_ids.to_arrays("user_ids"),
+            **self.item_ids.to_arrays("item_ids"),
+        }
+        for name, targets in (("validation", self.validation), ("test", self.test)):
+            for part in _TARGET_PARTS:
+                arrays[f"{name}_{part}"] = getattr(targets, part)
+        return arrays
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = True) -> Prepared:
+        """Memory-map a saved folder; `verify` compares every byte with its checksum first."""
+        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        try:
+            targets = {
+                name: Targets(*(arrays[f"{name}_{part}"] for part in _TARGET_PARTS))
+                for name in ("validation", "test")
+            }
+            user_ids, item_ids = (
+                ids_from_arrays(arrays, name) for name in ("user_ids", "item_ids")
+            )
+            if user_ids is None or item_ids is None:
+                raise KeyError("user_ids" if user_ids is None else "item_ids")
+            return cls(
+                arrays["offsets"],
+                arrays["items"],
+                arrays["train_ends"],
+                targets["validation"],
+                targets["test"],
+                arrays["codes"],
+                settings["num_sub_items"],
+                user_ids,
+                item_ids,
+                settings["preparation"],
+            )
+        except KeyError as error:
+            raise StorageError(f"{folder}: the prepared log has no {error.args[0]}") from None
+
+
+_TARGET_PARTS = ("users", "items", "starts", "ends")
+
+
+def prepare(holdout: Holdout, codebook: Codebook, settings: Json) -> Prepared:
+    """Put a hold-out and the codebook of its training part together."""
+    log = holdout.log
+    if codebook.num_items != log.num_items:
+        raise InputError(f"codebook has {codebook.num_items} items, the log has {log.num_items}")
+    return Prepared(
+        log.offsets,
+        log.items,
+        log.offsets[:-1] + holdout.train.lengths,
+        holdout.validation,
+        holdout.test,
+        codebook.codes,
+        codebook.num_sub_items,
+        log.user_ids,
+        log.item_ids,
+        settings | {"codebook": codebook.settings},
+    )

@@ -1,0 +1,1 @@
+"""The exact search: an index, its methods, and what comes back."""

@@ -1,0 +1,148 @@
+"""What is searched: the folder's own index, or one in shards on a Ray cluster.
+
+Workers share the actors of the shards; each has a connection of its own to the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from recprune.recommender import KIND as RECOMMENDER
+from recprune.search.index import KIND as INDEX
+from recprune.search.index import Index
+from recprune.search.top_k import TopK
+from recprune.serve.configuration import ServeSettings
+from recprune.shards.folder import KIND as SHARDED_INDEX
+from recprune.shards.folder import ShardLostError, read_folder
+from recprune.shards.sharded_index import ShardedIndex
+from recprune.storage import MANIFEST
+from recprune.types import Float32Array, InputError, StorageError
+
+Searched: TypeAlias = Index | ShardedIndex
+
+_TRIED = 4  # sequence embeddings that shards and index have to answer alike
+_TRIED_K = 100
+
+
+def kind_and_version(folder: Path) -> tuple[str, str]:
+    """Return what a folder holds, and which version of it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        kind, version = manifest["kind"], str(manifest["sha256"])[:12]
+    except OSError as error:
+        if folder.is_dir() and isinstance(error, FileNotFoundError):
+            raise StorageError(
+                f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
+                "`recprune index build`"
+            ) from None
+        raise StorageError(f"{folder}: cannot be served: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise StorageError(f"{folder}: not a recprune manifest, or a truncated one") from None
+    if kind not in (RECOMMENDER, INDEX, SHARDED_INDEX):
+        raise StorageError(f"{folder}: holds a saved {kind}; expected a recommender or an index")
+    return kind, version
+
+
+def sharded_folder(settings: ServeSettings) -> Path | None:
+    """Return where the shards to be searched lie; refuse options that do not go with the folder."""
+    kind, _ = kind_and_version(settings.folder)
+    if kind != SHARDED_INDEX:
+        if settings.ray is not None and settings.shards is None:
+            raise InputError(
+                f"--ray: {settings.folder} holds a saved {kind}, which is not in shards: give "
+                "--shards SHARDS, made of it by `recprune index shard`"
+            )
+        return settings.shards
+    if settings.ray is None:
+        raise InputError(
+            f"{settings.folder}: holds a sharded index, which is searched on Ray: give --ray, "
+            "with local, auto or the HOST:PORT of a cluster"
+        )
+    if settings.shards is not None:
+        raise InputError(f"--shards: {settings.folder} is a sharded index itself; give one of them")
+    return settings.folder
+
+
+def num_cpus(settings: ServeSettings) -> int:
+    """Return how many CPUs a cluster needs for the shards: twice, as a reload has two of each."""
+    shards = sharded_folder(settings)
+    return 2 * settings.replicas * len(read_folder(shards).shards) if shards is not None else 0
+
+
+def open_shards(settings: ServeSettings, folder: Path) -> ShardedIndex:
+    """Open a sharded index with actors that all workers share."""
+    return ShardedIndex.open(
+        folder,
+        address=settings.ray,
+        replicas=settings.replicas,
+        allow_partial=settings.allow_partial,
+        timeout=settings.limits.shard_seconds,
+        shared=True,
+        lease=settings.limits.idle_shard_seconds,
+    )
+
+
+def check_shards(shards: ShardedIndex, index: Index, folder: Path) -> None:
+    """Refuse shards that are not those of the index: what they say, and what they answer."""
+    for name in ("num_items", "num_splits", "num_sub_items", "width"):
+        ours, theirs = getattr(index, name), getattr(shards, name)
+        if ours != theirs:
+            what = name.removeprefix("num_").replace("_", "-")
+            raise StorageError(
+                f"{folder}: the shards are not those of the folder that is served: {what} "
+                f"{theirs}, expected {ours}"
+            )
+    ours, theirs = index.sub_item_embeddings(), shards.sub_item_embeddings()
+    if not _same_bits(ours, theirs):
+        raise StorageError(
+            f"{folder}: the shards are not those of the folder that is served: their sub-item "
+            "embeddings differ"
+        )
+    rng = np.random.default_rng(0)
+    queries = rng.standard_normal((_TRIED, index.width)).astype(np.float32)
+    found = shards.search(queries, _TRIED_K)
+    if not (
+        _same_parts(found, queries, index) if found.missing_share else _same(found, queries, index)
+    ):
+        raise StorageError(
+            f"{folder}: the shards are not those of the folder that is served: they answer "
+            "differently"
+        )
+
+
+def check_not_lost(index: Searched) -> None:
+    """Raise what the last search or sign of life has found of a shard that is lost."""
+    lost = index.lost_shards() if isinstance(index, ShardedIndex) else []
+    if lost:
+        raise ShardLostError(f"nobody answers for {lost[0]}")
+
+
+def size_of(index: Searched) -> int:
+    """Return the size of an index in bytes, without asking its shards."""
+    if isinstance(index, ShardedIndex):
+        return index.stored_bytes()
+    return int(index.describe()["bytes"])
+
+
+def _same(found: TopK, queries: Float32Array, index: Index) -> bool:
+    expected = index.search(queries, _TRIED_K)
+    return np.array_equal(found.ids, expected.ids) and _same_bits(found.scores, expected.scores)
+
+
+def _same_parts(found: TopK, queries: Float32Array, index: Index) -> bool:
+    """Say whether what is there has the right scores, where a shard is missing."""
+    rows = zip(queries, found.ids, found.scores, strict=True)
+    return all(
+        _same_bits(index.score(query, ids[ids >= 0]), scores[ids >= 0])
+        for query, ids, scores in rows
+    )
+
+
+def _same_bits(first: Float32Array, second: Float32Array) -> bool:
+    return np.array_equal(
+        np.ascontiguousarray(first).view(np.uint32), np.ascontiguousarray(second).view(np.uint32)
+    )

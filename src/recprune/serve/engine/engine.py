@@ -1,0 +1,292 @@
+"""What is served: an index, with or without an encoder, and the names of its items.
+
+An engine is immutable. A reload makes another one beside it, and a request keeps the one that it
+began with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.data.identifiers import ExternalId
+from recprune.recommender import KIND as RECOMMENDER
+from recprune.recommender import Recommender
+from recprune.search.checks import eligible
+from recprune.search.index import KIND as INDEX
+from recprune.search.index import Index
+from recprune.search.methods import METHODS, Auto, Cells, Method, RecJPQPrune, Scan
+from recprune.search.top_k import TopK
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.engine.backend import (
+    Searched,
+    check_shards,
+    kind_and_version,
+    open_shards,
+    sharded_folder,
+)
+from recprune.serve.engine.catalogue import Catalogue, RowNumbers
+from recprune.serve.engine.explain import affordable, explain
+from recprune.shards.answers import ShardedTopK
+from recprune.shards.sharded_index import ShardedIndex
+from recprune.types import Float32Array, InputError, Json, RecpruneError, StorageError
+
+
+class NoEncoderError(RecpruneError):
+    """An index was asked to recommend: it has no encoder."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which items are asked for, and how to find them."""
+
+    k: int
+    exclude: Sequence[ExternalId]
+    allow: Sequence[ExternalId] | str | None  # ids, or the name of an item set
+    method: str
+    deadline: float | None  # by time.monotonic()
+    explain: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best items for one question, and what finding them took."""
+
+    items: list[int]  # internal
+    scores: list[float]
+    unknown: list[ExternalId]
+    by_popularity: bool
+    method: str | None
+    exact: bool
+    items_scored: int
+    gap: float | None  # what may be missing scores at most so much more; None: no bound
+    milliseconds: dict[str, float]
+    explanation: Json | None
+    missing_share: float = 0.0  # of the items: those in shards that were lost
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One version of everything that answers."""
+
+    kind: Literal["recommender", "index"]
+    version: str
+    index: Searched
+    own_index: Index | None  # of the folder itself; None: it is in shards alone
+    recommender: Recommender | None
+    catalogue: Catalogue
+    item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
+
+    def recommend(
+        self, histories: Sequence[Sequence[ExternalId]], choice: Choice, *, exclude_seen: bool
+    ) -> list[Found]:
+        """Return the best items for histories of external ids, oldest first."""
+        recommender = self._encoding()
+        method, allowed = self._method(choice), self._allowed(choice.allow)
+        excluded = self._excluded(choice.exclude)
+        found = []
+        for history in histories:
+            items = [(external_id, self.catalogue.find(external_id)) for external_id in history]
+            known = np.array([item for _, item in items if item >= 0], np.int32)
+            unknown = [external_id for external_id, item in items if item < 0]
+            if not len(known):
+                found.append(self._most_popular(recommender, choice.k, excluded, allowed, unknown))
+                continue
+            begun = time.perf_counter()
+            embedding = recommender.encoder.encode([known])[0]
+            encoded = 1000.0 * (time.perf_counter() - begun)
+            left_out = np.concatenate([excluded, known]) if exclude_seen else excluded
+            answer = self._search(embedding, choice, method, left_out, allowed)
+            times = {"encode": encoded} | answer.milliseconds
+            found.append(replace(answer, unknown=unknown, milliseconds=times))
+        return found
+
+    def search(self, sequence_embeddings: Float32Array, choice: Choice) -> list[Found]:
+        """Return the best items for sequence embeddings, [queries, d]."""
+        method, allowed = self._method(choice), self._allowed(choice.allow)
+        excluded = self._excluded(choice.exclude)
+        return [
+            self._search(embedding, choice, method, excluded, allowed)
+            for embedding in sequence_embeddings
+        ]
+
+    def check_explains(self) -> None:
+        """Refuse, where there is nothing to look into."""
+        self._explained()
+
+    def close(self) -> None:
+        """Let go of what others share."""
+        if isinstance(self.index, ShardedIndex):
+            self.index.close()
+
+    def check_recommends(self) -> None:
+        """Refuse, where there is no encoder, before anything else is done."""
+        self._encoding()
+
+    def _encoding(self) -> Recommender:
+        if self.recommender is None:
+            raise NoEncoderError(
+                "this service has an index only, without an encoder: post sequence embeddings to "
+                "/search, or serve a folder made by `recprune export`"
+            )
+        return self.recommender
+
+    def _explained(self) -> Index:
+        if self.own_index is None:
+            raise InputError(
+                "explain: this service has its items in shards on other machines, and what happens "
+                "there cannot be looked into; serve a recommender with --shards, or an index"
+            )
+        return self.own_index
+
+    def _search(
+        self,
+        embedding: Float32Array,
+        choice: Choice,
+        method: Method,
+        excluded: NDArray[np.int64],
+        allowed: NDArray[np.uint64] | None,
+    ) -> Found:
+        # One after the other: each query of a batch is given what the ones before it left.
+        if choice.deadline is not None and isinstance(method, Auto | Cells | Scan | RecJPQPrune):
+            left = 1e6 * (choice.deadline - time.monotonic())
+            method = replace(method, deadline_us=max(left, 1.0))
+        exclude = excluded if len(excluded) else None
+        k = min(choice.k, self.index.num_items)  # more would only be padding
+        begun = time.perf_counter()
+        top = self.index.search(embedding, k, method=method, exclude=exclude, allow=allowed)
+        times = {"search": 1000.0 * (time.perf_counter() - begun)}
+        explanation = None
+        if choice.explain:
+            begun = time.perf_counter()
+            explained = explain(self._explained(), embedding, k, exclude=exclude, allow=allowed)
+            explanation = self._named(asdict(explained))
+            times["explain"] = 1000.0 * (time.perf_counter() - begun)
+        return _found(top, times, explanation)
+
+    def _most_popular(
+        self,
+        recommender: Recommender,
+        k: int,
+        excluded: NDArray[np.int64],
+        allowed: NDArray[np.uint64] | None,
+        unknown: list[ExternalId],
+    ) -> Found:
+        begun = time.perf_counter()
+        count = self.index.num_items
+        mask = eligible(0, count, None, None, allowed[None]) if allowed is not None else None
+        enough = min(k + len(np.unique(excluded)), count)
+        best = recommender.recommend([[]], enough, allow=mask)
+        keep = (best.ids[0] >= 0) & ~np.isin(best.ids[0], excluded)
+        items, scores = best.ids[0][keep][:k], best.scores[0][keep][:k]
+        times = {"popularity": 1000.0 * (time.perf_counter() - begun)}
+        return Found(
+            items.tolist(), scores.tolist(), unknown, True, None, True, 0, 0.0, times, None
+        )  # fmt: skip
+
+    def _method(self, choice: Choice) -> Method:
+        method = METHODS[choice.method]
+        if choice.deadline is not None and not hasattr(method, "deadline_us"):
+            raise InputError(
+                f"timeout_ms: method {choice.method} cannot stop early; auto, cells, scan and "
+                "recjpqprune can"
+            )
+        return affordable(method, self.index)
+
+    def _excluded(self, exclude: Sequence[ExternalId]) -> NDArray[np.int64]:
+        found = (self.catalogue.find(external_id) for external_id in exclude)
+        return np.array([item for item in found if item >= 0], np.int64)
+
+    def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
+        if allow is None:
+            return None
+        if isinstance(allow, str):
+            if allow not in self.item_sets:
+                raise InputError(f"allow: no item set of the name {allow!r}")
+            return self.item_sets[allow]
+        items = [self.catalogue.find(external_id) for external_id in allow]
+        if -1 in items:
+            place = items.index(-1)
+            raise InputError(f"allow[{place}] is {allow[place]!r}: not in the catalogue")
+        return self.catalogue.bits(items)
+
+    def _named(self, explanation: Json) -> Json:
+        """Say what the caller calls the items of an explanation."""
+        for entry in (*explanation["top"], explanation["middle"], explanation["bottom"]):
+            if entry is not None:
+                entry["item"] = self.catalogue.external_id(entry["item_id"])
+                entry["name"] = self.catalogue.name(entry["item_id"])
+        return explanation
+
+
+def _found(top: TopK, times: dict[str, float], explanation: Json | None) -> Found:
+    record = top.stats.records[0]
+    exact = bool(record["exact"])
+    gap = 0.0 if exact else float(record["upper_bound"] - record["threshold"])
+    kept = top.ids >= 0
+    return Found(
+        items=top.ids[kept].tolist(),
+        scores=top.scores[kept].tolist(),
+        unknown=[],
+        by_popularity=False,
+        method=top.stats.method[0],
+        exact=exact,
+        items_scored=int(record["items_scored"]),
+        gap=gap if math.isfinite(gap) else None,
+        milliseconds=times,
+        explanation=explanation,
+        missing_share=top.missing_share if isinstance(top, ShardedTopK) else 0.0,
+    )
+
+
+def load_engine(settings: ServeSettings) -> Engine:
+    """Load a saved recommender or index, compare every byte with its checksum, and try it out.
+
+    The bytes of shards are not compared, but what they answer.
+    """
+    folder = settings.folder
+    kind, version = kind_and_version(folder)
+    shards_folder = sharded_folder(settings)
+    recommender, own = None, None
+    if kind == RECOMMENDER:
+        recommender = Recommender.load(folder, verify=True)
+        own = recommender.index
+    elif kind == INDEX:
+        own = Index.load(folder, verify=True)
+    shards = open_shards(settings, shards_folder) if shards_folder is not None else None
+    if kind_and_version(folder) != (kind, version):
+        raise StorageError(f"{folder}: was replaced while it was read: try again")
+    if shards is not None and own is not None and shards_folder is not None:
+        check_shards(shards, own, shards_folder)
+        version = f"{version}-{shards.manifest_sha256[:12]}"
+    index = shards or own
+    if index is None or not index.num_items:
+        raise StorageError(f"{folder}: has no items to serve")
+    catalogue = (
+        Catalogue(recommender.item_ids, recommender.popularity, settings.names_file)
+        if recommender is not None
+        else Catalogue(RowNumbers(index.num_items), None, settings.names_file)
+    )
+    item_sets = {}
+    for name, path in settings.item_sets.items():
+        item_sets[name] = catalogue.item_set(path)
+        if not item_sets[name].any():
+            raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
+    served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
+    engine = Engine(served, version, index, own, recommender, catalogue, item_sets)
+    _try_out(engine)
+    return engine
+
+
+def _try_out(engine: Engine) -> None:
+    """Answer once, so that what cannot answer is not swapped in."""
+    choice = Choice(10, [], None, "auto", None, explain=False)
+    engine.search(np.zeros((1, engine.index.width), np.float32), choice)
+    if engine.recommender is not None:
+        engine.recommend([[engine.catalogue.external_id(0)]], choice, exclude_seen=True)

@@ -1,0 +1,1 @@
+"""From a prepared log to a trained model."""

@@ -1,0 +1,206 @@
+"""What a training leaves on disk: the best weights, and all that is needed to go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.models.sequence_model import SequenceModel, build_model
+from recprune.models.settings import Settings
+from recprune.preparation.prepared import Prepared
+from recprune.training.tensors import load_tensors, save_tensors
+from recprune.types import CodeArray, InputError, StorageError, needs_extra
+
+with needs_extra("train"):
+    import torch
+
+MODEL = "model.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+EPOCHS = "epochs.jsonl"
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's, for every parameter
+
+
+@dataclass
+class State:
+    """Where a training stands."""
+
+    epoch: int = 0
+    batch: int = 0  # of that epoch
+    steps: int = 0
+    loss_sum: float = 0.0  # of that epoch
+    best_ndcg: float = -1.0
+    epochs_without_best: int = 0
+    seconds: float = 0.0
+
+
+def save_checkpoint(
+    path: Path,
+    settings: Settings,
+    checksum: str,
+    model: SequenceModel,
+    optimiser: torch.optim.Adam,
+    state: State,
+) -> None:
+    """Write weights, optimiser and state, in place of the checkpoint before."""
+    tensors = {f"model.{name}": array for name, array in model_arrays(model).items()}
+    for name, parameter in model.named_parameters():
+        for moment in _MOMENTS:
+            value = optimiser.state[parameter][moment]
+            tensors[f"{moment}.{name}"] = value.detach().cpu().numpy()
+    metadata = {
+        "settings": json.dumps(settings.to_json()),
+        "prepared": checksum,
+        "state": json.dumps(asdict(state)),
+    }
+    save_tensors(path, tensors, metadata)
+
+
+def checkpoint_settings(folder: str | Path) -> Settings:
+    """Return the settings of a training that is to go on."""
+    path = Path(folder) / CHECKPOINT
+    _, metadata = load_tensors(path)
+    try:
+        return Settings.from_json(json.loads(metadata["settings"]))
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"{path}: not a whole checkpoint: {error}") from None
+
+
+def load_checkpoint(
+    path: Path,
+    settings: Settings,
+    checksum: str,
+    model: SequenceModel,
+    optimiser: torch.optim.Adam,
+) -> State:
+    """Put a checkpoint into a model and its optimiser; return the state.
+
+    It must be of a training with these settings on this prepared log, whose checksum is given.
+    """
+    tensors, metadata = load_tensors(path)
+    try:
+        saved = Settings.from_json(json.loads(metadata["settings"]))
+        state = State(**json.loads(metadata["state"]))
+        changed = _difference(saved, settings)
+        if changed:
+            raise InputError(f"{path}: was trained with other settings: {changed}")
+        if metadata["prepared"] != checksum:
+            raise InputError(f"{path}: was trained on another prepared log")
+        weights = {
+            name.removeprefix("model."): array
+            for name, array in tensors.items()
+            if name.startswith("model.")
+        }
+        _load_weights(model, weights)
+        for name, parameter in model.named_parameters():
+            moments = {moment: torch.from_numpy(tensors[f"{moment}.{name}"]) for moment in _MOMENTS}
+            for moment in ("exp_avg", "exp_avg_sq"):
+                moments[moment] = moments[moment].to(parameter.device)
+            if optimiser.defaults["fused"]:
+                moments["step"] = moments["step"].to(parameter.device)
+            optimiser.state[parameter] = moments
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, StorageError) as error:
+        raise StorageError(f"{path}: not a whole checkpoint: {error}") from None
+    return state
+
+
+def training_tensors(
+    model: SequenceModel, optimiser: torch.optim.Adam, state: State
+) -> list[torch.Tensor]:
+    """Return the tensors of a training, which may be written over: weights, and Adam's moments.
+
+    There are moments from the first step on; where they are to come from elsewhere, they are made.
+    """
+    tensors = [parameter.detach() for parameter in model.parameters()]
+    if state.epoch or state.batch:
+        for parameter in model.parameters():
+            moments = optimiser.state[parameter]
+            if not moments:
+                where = parameter.device if optimiser.defaults["fused"] else "cpu"
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    moments[moment] = torch.zeros_like(parameter)
+                moments["step"] = torch.zeros((), device=where)
+            tensors += [moments[moment] for moment in _MOMENTS]
+    return tensors
+
+
+def save_model(
+    folder: Path, settings: Settings, model: SequenceModel, checksum: str, ndcg: float
+) -> None:
+    """Write the weights alone, with what they were trained on."""
+    metadata = {
+        "settings": json.dumps(settings.to_json()),
+        "prepared": checksum,
+        "validation_ndcg": repr(ndcg),
+    }
+    save_tensors(folder / MODEL, model_arrays(model), metadata)
+
+
+def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, Settings]:
+    """Return the best model of a training on the given prepared log."""
+    path = Path(folder) / MODEL
+    tensors, metadata = load_tensors(path)
+    try:
+        settings = Settings.from_json(json.loads(metadata["settings"]))
+        checksum = metadata["prepared"]
+        float(metadata["validation_ndcg"])  # a checkpoint has none
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"{path}: not a trained model: {error}") from None
+    if checksum != prepared.checksum():
+        raise InputError(f"{path}: was trained on another prepared log")
+    try:
+        model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)
+    except StorageError as error:
+        raise StorageError(f"{path}: {error}") from None
+    return model, settings
+
+
+def model_from_arrays(
+    settings: Settings,
+    codes: CodeArray,
+    num_sub_items: int,
+    arrays: Mapping[str, NDArray[Any]],
+) -> SequenceModel:
+    """Return a model with the given weights."""
+    model = build_model(settings.model, codes, num_sub_items)
+    _load_weights(model, arrays)
+    return model.eval()
+
+
+def model_arrays(model: SequenceModel) -> dict[str, NDArray[Any]]:
+    """Return the weights by name."""
+    return {
+        name: value.detach().float().cpu().numpy() for name, value in model.state_dict().items()
+    }
+
+
+def _load_weights(model: SequenceModel, arrays: Mapping[str, NDArray[Any]]) -> None:
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: array.shape for name, array in arrays.items()}
+    if expected != found:
+        wrong = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+        raise StorageError(f"does not fit the model: {', '.join(wrong[:3])}")
+    model.load_state_dict(
+        {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    )
+
+
+# How long a training goes on may change between two parts of it.
+_MAY_CHANGE = ("max_epochs", "patience")
+
+
+def _difference(saved: Settings, wanted: Settings) -> str:
+    before, after = saved.to_json(), wanted.to_json()
+    return ", ".join(
+        f"{name} was {before[part][name]!r}, is {after[part][name]!r}"
+        for part in before
+        for name in before[part]
+        if before[part][name] != after[part][name] and name not in _MAY_CHANGE
+    )

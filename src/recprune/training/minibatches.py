@@ -1,0 +1,147 @@
+"""What a model sees in one training step. Assembled from plain arrays, by seeded chance."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+
+from recprune.models.bert4rec import MASK
+from recprune.models.settings import Settings
+from recprune.preparation.prepared import Prepared
+from recprune.types import InputError, Int64Array, random_generator
+
+# One window in four has only its last item masked: that is what predicting the next looks like.
+_ONLY_LAST = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Histories, several to a row, and the positions where something is to be predicted.
+
+    Most histories are short: one to a row, most of a batch would be padding.
+    """
+
+    items: Int64Array  # [rows, longest], MASK where a bert4rec fills in
+    places: Int64Array  # of the items in their history; the newest has the model's last
+    segments: Int64Array  # which history of the row; −1 is padding
+    positions: Int64Array  # into the flattened items
+    targets: Int64Array  # the items to be predicted there; −1 is padding
+
+    def arrays(self) -> tuple[Int64Array, ...]:
+        """Return what a step is given, in its order."""
+        return self.items, self.places, self.segments, self.positions, self.targets
+
+
+def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Array:
+    """Return the users of an epoch in the order in which they are shown."""
+    able = np.flatnonzero(prepared.train_ends - prepared.offsets[:-1] >= 2)
+    if not len(able):
+        raise InputError("no user has two training interactions: there is nothing to learn from")
+    training = settings.training
+    shuffled = random_generator(training.seed, 1, epoch).permutation(able)
+    return shuffled[: training.batches_per_epoch * training.batch_size]
+
+
+def make_batch(
+    prepared: Prepared, users: Int64Array, settings: Settings, epoch: int, number: int
+) -> Batch:
+    """Return the batch with the given number of an epoch."""
+    rng = random_generator(settings.training.seed, 2, epoch, number)
+    most = settings.model.length + 1  # one is only a target
+    starts = prepared.offsets[users]
+    ends = prepared.train_ends[users]
+    if settings.training.windows == "random":
+        # Any window as long as possible.
+        ends = ends - rng.integers(0, np.maximum(ends - starts - most, 0) + 1)
+    lengths = np.minimum(ends - starts, most)
+    windows = prepared.items[_ranges(ends - lengths, lengths)].astype(np.int64)
+    last = np.cumsum(lengths) - 1
+    if settings.model.architecture == "sasrec":
+        # After every item but the last, the next one.
+        is_input = np.ones(len(windows), np.bool_)
+        is_input[last] = False
+        inputs, targets = windows[is_input], windows[np.flatnonzero(is_input) + 1]
+        return _pack(inputs, lengths - 1, settings.model.length, np.arange(len(inputs)), targets)
+    masked = rng.random(len(windows)) < settings.training.mask_share
+    only_last = rng.random(len(users)) < _ONLY_LAST
+    only_last |= np.add.reduceat(masked, last - lengths + 1) == 0
+    masked[np.repeat(only_last, lengths)] = False
+    masked[last[only_last]] = True
+    targets = windows[masked]
+    windows[masked] = MASK
+    return _pack(windows, lengths, most, np.flatnonzero(masked), targets)
+
+
+def padded_batch(batch: Batch, rows: int, predictions: int) -> Batch:
+    """Return a batch with so much padding that its shape is a multiple of the given one."""
+    more_rows = -len(batch.items) % rows
+    more = -len(batch.targets) % predictions
+    below, after = ((0, more_rows), (0, 0)), (0, more)
+    return Batch(
+        np.pad(batch.items, below),
+        np.pad(batch.places, below),
+        np.pad(batch.segments, below, constant_values=-1),
+        np.pad(batch.positions, after),
+        np.pad(batch.targets, after, constant_values=-1),
+    )
+
+
+def batch_part(batch: Batch, part: int, parts: int) -> tuple[Batch, Int64Array]:
+    """Return one of several parts of a batch, and which of its predictions that part has.
+
+    The parts are runs of rows, as equal as can be; of few rows, some are empty.
+    """
+    num_rows, width = batch.items.shape
+    first, last = num_rows * part // parts, num_rows * (part + 1) // parts
+    kept = np.flatnonzero((batch.positions >= first * width) & (batch.positions < last * width))
+    return Batch(
+        batch.items[first:last],
+        batch.places[first:last],
+        batch.segments[first:last],
+        batch.positions[kept] - first * width,
+        batch.targets[kept],
+    ), kept
+
+
+def _pack(
+    items: Int64Array, lengths: Int64Array, width: int, predicted: Int64Array, targets: Int64Array
+) -> Batch:
+    """Lay histories, given one after the other, out in rows of at most `width` items."""
+    rows, starts = _fit(lengths.tolist(), width)
+    shape = (int(rows.max()) + 1, width)
+    flat = _ranges(rows * width + starts, lengths)
+    packed, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    segments = np.full(shape, -1, np.int64)
+    packed.flat[flat] = items
+    places.flat[flat] = _ranges(width - lengths, lengths)
+    segments.flat[flat] = np.repeat(np.arange(len(lengths)), lengths)
+    return Batch(packed, places, segments, flat[predicted], targets)
+
+
+def _fit(lengths: list[int], width: int) -> tuple[Int64Array, Int64Array]:
+    """Return a row and a first column for every history.
+
+    The longest first, each into the row where it leaves the least room: hardly ever a row too many.
+    """
+    rows, starts = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
+    num_rows = 0
+    room: list[tuple[int, int]] = []  # left in a row, and the row; ascending
+    for history in sorted(range(len(lengths)), key=lambda history: -lengths[history]):
+        at = bisect_left(room, (lengths[history], -1))
+        if at < len(room):
+            left, row = room.pop(at)
+        else:
+            left, row = width, num_rows
+            num_rows += 1
+        rows[history], starts[history] = row, width - left
+        insort(room, (left - lengths[history], row))
+    return rows, starts
+
+
+def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """Return start, start + 1, … of each range, one range after the other."""
+    ends = np.cumsum(lengths)
+    shifts: Int64Array = np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(int(ends[-1])) + shifts

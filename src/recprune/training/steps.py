@@ -1,0 +1,234 @@
+"""One training step: from a batch to changed weights. On a GPU, recorded once and replayed.
+
+Several workers take a step together: each its part of the batch, and all the same in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from recprune.models.embedding import RecJPQEmbedding
+from recprune.models.losses import agreement, bce, concentration, gbce, gbce_beta, sampled_softmax
+from recprune.models.sequence_model import SequenceModel
+from recprune.models.settings import Settings, TrainingSettings
+from recprune.training.distributed import Workers
+from recprune.training.minibatches import Batch, batch_part, padded_batch
+from recprune.types import needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor
+
+# A batch, its epoch and its number → its loss, which the next step may write over.
+Step = Callable[[Batch, int, int], Tensor]
+
+# A batch is padded to a multiple of these on a GPU, so that few different shapes come along.
+_ROWS, _PREDICTIONS = 8, 1024
+
+
+def make_step(
+    model: SequenceModel,
+    optimiser: torch.optim.Optimizer,
+    settings: Settings,
+    device: torch.device,
+    compiled: bool,
+) -> Step:
+    """Return the function that takes one step with a batch and returns its loss."""
+    loss_sum = _loss_sum(model, settings.training, device)
+    draws = settings.training.num_negatives
+
+    def compute(
+        items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
+    ) -> Tensor:
+        # Uniform, and drawn where they are needed.
+        shape = (len(targets), draws)
+        negatives = torch.randint(model.embedding.num_items, shape, device=device)
+        total = loss_sum(items, places, segments, positions, targets, negatives)
+        return total / (targets >= 0).sum()
+
+    if compiled:
+        compute = torch.compile(compute, dynamic=True)
+    parameters = list(model.parameters())
+
+    def step(*arrays: Tensor) -> Tensor:
+        optimiser.zero_grad()
+        loss = compute(*arrays)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if settings.training.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, settings.training.clip_norm)
+        optimiser.step()
+        return loss.detach()
+
+    if device.type != "cuda":
+
+        def on_processor(batch: Batch, epoch: int, number: int) -> Tensor:
+            torch.default_generator.manual_seed(_seed_of(settings, epoch, number))
+            return step(*(torch.from_numpy(array) for array in batch.arrays()))
+
+        return on_processor
+    replayed = _Replayed(step, device)
+
+    def on_gpu(batch: Batch, epoch: int, number: int) -> Tensor:
+        torch.cuda.manual_seed(_seed_of(settings, epoch, number))
+        padded = padded_batch(batch, _ROWS, _PREDICTIONS)
+        return replayed(*(torch.from_numpy(array) for array in padded.arrays()))
+
+    return on_gpu
+
+
+class SharedStep:
+    """A step that several workers take together, with the mathematics of one who is alone.
+
+    Each adds up the loss of its part of the batch, over the count of the whole. So the sum of their
+    gradients is the gradient of the batch; it travels in one buffer, together with the loss and the
+    question whether anybody was asked to stop. Negatives are those of one worker: each draws all of
+    them and keeps its own. Nothing is recorded on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        optimiser: torch.optim.Optimizer,
+        settings: Settings,
+        device: torch.device,
+        compiled: bool,
+        workers: Workers,
+        asked_to_stop: Callable[[], bool],
+    ) -> None:
+        self._optimiser = optimiser
+        self._settings = settings
+        self._device = device
+        self._workers = workers
+        self._asked_to_stop = asked_to_stop
+        self._num_items = model.embedding.num_items
+        loss_sum = _loss_sum(model, settings.training, device)
+        self._loss_sum = torch.compile(loss_sum, dynamic=True) if compiled else loss_sum
+        self._parameters = list(model.parameters())
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._buffer = torch.zeros(sum(sizes) + 2, device=device)
+        *gradients, self._loss, self._asked = torch.split(self._buffer, [*sizes, 1, 1])
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        self._stop_asked = False
+
+    def __call__(self, batch: Batch, epoch: int, number: int) -> Tensor:
+        """Take one step, and return the loss of the whole batch."""
+        self._buffer.zero_()
+        self._add_part(batch, epoch, number)
+        self._asked.fill_(self._asked_to_stop())
+        self._workers.add(self._buffer)
+        self._stop_asked = bool(self._asked > 0)
+        if self._settings.training.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.training.clip_norm)
+        self._optimiser.step()
+        return self._loss[0]
+
+    def stop_asked(self) -> bool:
+        """Return whether anybody had been asked to stop before the last step."""
+        return self._stop_asked
+
+    def _add_part(self, batch: Batch, epoch: int, number: int) -> None:
+        part, kept = batch_part(batch, self._workers.rank, self._workers.count)
+        if not len(kept):
+            return
+        count = len(batch.targets)
+        # On a GPU the numbers depend on how many are drawn, and one alone draws for padding too.
+        draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
+        chance = torch.Generator(self._device).manual_seed(_seed_of(self._settings, epoch, number))
+        shape = (draws, self._settings.training.num_negatives)
+        negatives = torch.randint(self._num_items, shape, device=self._device, generator=chance)
+        # Dropout is each worker's own: with one seed, all parts would get the same masks.
+        torch.manual_seed(_seed_of(self._settings, epoch, number, self._workers.rank))
+        arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
+        own = negatives[torch.from_numpy(kept).to(self._device)]
+        loss = self._loss_sum(*arrays, own) / count
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._loss += loss.detach()
+
+
+def _loss_sum(
+    model: SequenceModel, training: TrainingSettings, device: torch.device
+) -> Callable[..., Tensor]:
+    beta = gbce_beta(training.num_negatives, model.embedding.num_items, training.calibration)
+    # What all scores have in common changes no ranking, but against hundreds of negatives a model
+    # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
+    # they would all turn the same way and take long to part again; so it begins there.
+    offset = math.log(beta / training.num_negatives)
+    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "bce": bce,
+        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
+        "softmax": sampled_softmax,
+    }
+    loss = losses[training.loss]
+
+    def loss_sum(
+        items: Tensor,
+        places: Tensor,
+        segments: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        negatives: Tensor,
+    ) -> Tensor:
+        wanted = targets.clamp(min=0)
+        candidates = torch.cat([wanted.unsqueeze(1), negatives], dim=1)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
+            scores = model.embedding.scores(states, candidates).float()
+        values = loss(scores[:, 0], scores[:, 1:])
+        if training.pruning_weight and isinstance(model.embedding, RecJPQEmbedding):
+            table = model.embedding.score_table(states)
+            if training.pruning_loss == "agreement":
+                extra = agreement(table, model.embedding.codes[wanted])
+            else:
+                extra = concentration(table)
+            values = values + training.pruning_weight * extra
+        return torch.where(targets >= 0, values, 0.0).sum()
+
+    return loss_sum
+
+
+def _seed_of(settings: Settings, epoch: int, number: int, *more: int) -> int:
+    sequence = np.random.SeedSequence([settings.training.seed, 3, epoch, number, *more])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class _Replayed:
+    """Steps on a GPU: launching their kernels one by one takes longer than running them.
+
+    The first step of a shape is taken in the ordinary way, which also lets libraries and optimiser
+    set themselves up. The second is recorded, and from then on replayed with other contents.
+    """
+
+    def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
+        self._step = step
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()  # never two at once: they share their memory
+        self._met: set[tuple[torch.Size, ...]] = set()
+        self._recorded: dict[
+            tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]
+        ] = {}
+
+    def __call__(self, *arrays: Tensor) -> Tensor:
+        shape = tuple(array.shape for array in arrays)
+        if shape not in self._met:
+            self._met.add(shape)
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                loss = self._step(*(array.to(self._device) for array in arrays))
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return loss
+        if shape not in self._recorded:
+            inputs = [array.to(self._device) for array in arrays]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                loss = self._step(*inputs)
+            self._recorded[shape] = (graph, inputs, loss)
+        graph, inputs, loss = self._recorded[shape]
+        for place, array in zip(inputs, arrays, strict=True):
+            place.copy_(array)
+        graph.replay()
+        return loss

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recprune import InputError, Interactions, read_interactions, temporal_holdout
+from recprune.evaluation.baselines import (
+    Baseline,
+    ItemKNN,
+    MarkovChain,
+    Popularity,
+    RecentItems,
+    every_baseline,
+)
+from recprune.types import Int32Array, random_generator
+from tests.conftest import log_of
+
+
+def histories_of(*histories: list[int]) -> list[Int32Array]:
+    return [np.array(history, np.int32) for history in histories]
+
+
+def one(baseline: Baseline, history: list[int], k: int, *, exclude_seen: bool = False) -> list[int]:
+    (ids,) = baseline.recommend(histories_of(history), k, exclude_seen=exclude_seen)
+    return [int(item) for item in ids]
+
+
+def log_of_items(*histories: list[int]) -> Interactions:
+    """Build a log from histories of integer items; items are numbered in ascending order."""
+    rows = [
+        (user, item, second)
+        for user, history in enumerate(histories)
+        for second, item in enumerate(history)
+    ]
+    log = log_of(*rows)
+    assert [log.item_ids[item] for item in range(log.num_items)] == list(range(log.num_items))
+    return log
+
+
+#         counts: 0 three times, 1 four times, 2 and 3 twice, 4 once
+TOY = [[0, 1, 0, 1], [0, 1, 2], [3, 1, 2, 3, 4]]
+
+
+def test_popularity_counts_interactions_and_breaks_ties_by_item() -> None:
+    popularity = Popularity(log_of_items(*TOY))
+    assert one(popularity, [], 5) == [1, 0, 2, 3, 4]
+    assert one(popularity, [1, 2], 3) == [1, 0, 2]
+    assert one(popularity, [1, 2, 1], 3, exclude_seen=True) == [0, 3, 4]
+
+
+def test_lists_are_padded_where_there_are_fewer_items() -> None:
+    for baseline in every_baseline(log_of_items(*TOY)):
+        assert sorted(one(baseline, [0, 1], 8)) == [-1, -1, -1, 0, 1, 2, 3, 4], baseline.name
+        assert one(baseline, [0, 1, 2, 3, 4], 2, exclude_seen=True) == [-1, -1], baseline.name
+
+
+def test_recent_items_are_the_history_backwards_and_each_item_once() -> None:
+    recent = RecentItems(log_of_items(*TOY))
+    assert one(recent, [4, 2, 3, 2], 3) == [2, 3, 4]
+    assert one(recent, [4, 2, 3, 2], 2) == [2, 3]
+    assert one(recent, [4], 4) == [4, 1, 0, 2]  # filled up by popularity
+    assert one(recent, [1, 4], 3, exclude_seen=True) == [0, 2, 3]  # nothing but popularity
+
+
+def test_markov_chain_by_hand() -> None:
+    # Transitions: 0→1 three times, 1→0 once, 1→2 twice, 3→1, 2→3, 3→4 once; none between users.
+    chain = MarkovChain(log_of_items(*TOY))
+    assert one(chain, [0], 1) == [1]
+    assert one(chain, [4, 1], 2) == [2, 0]
+    assert one(chain, [3], 2) == [1, 4]
+    assert one(chain, [3], 4) == [1, 4, 0, 2]  # filled up by popularity
+    assert one(chain, [4], 2) == [1, 0]  # nothing follows 4, although a history begins after it
+    assert one(chain, [], 2) == [1, 0]
+    assert one(chain, [2, 1], 2, exclude_seen=True) == [0, 3]
+
+
+def test_markov_chain_knows_a_cycle() -> None:
+    chain = MarkovChain(log_of_items(list(range(20)) * 2))
+    for item in range(20):
+        assert one(chain, [5, item], 1) == [(item + 1) % 20]
+
+
+def test_item_knn_by_hand() -> None:
+    # Users of item 0: {0, 1}, of 1: {0, 1, 2}, of 2: {1, 2}, of 3 and 4: {2}; repeats do not count.
+    #   cos(2, 0) = 1 / √(2·2) = 0.5      cos(2, 1) = 2 / √(2·3) = 0.82
+    #   cos(2, 2) = 1                     cos(2, 3) = cos(2, 4) = 1 / √(2·1) = 0.71
+    knn = ItemKNN(log_of_items(*TOY))
+    assert one(knn, [2], 5) == [2, 1, 3, 4, 0]
+    assert one(knn, [2], 3, exclude_seen=True) == [1, 3, 4]
+    #   cos(0, 0) = 1, cos(0, 1) = 2 / √6 = 0.82, cos(0, 2) = 0.5, cos(0, 3) = cos(0, 4) = 0
+    # After 0 and then 2 the scores are those of 2 and half of those of 0:
+    #   0: 0.5 + 0.5 = 1    1: 0.82 + 0.41 = 1.22    2: 1 + 0.25 = 1.25    3 and 4: 0.71
+    assert one(knn, [0, 2], 5) == [2, 1, 0, 3, 4]
+    assert one(knn, [], 2) == [1, 0]
+
+
+def test_item_knn_looks_at_few_items_and_few_neighbours() -> None:
+    log = log_of_items(*TOY)
+    assert one(ItemKNN(log, recent=1), [0, 2], 5) == one(ItemKNN(log), [2], 5)
+    # Only 2 and 1 are near enough, the rest is popularity.
+    assert one(ItemKNN(log, neighbours=2), [2], 5) == [2, 1, 0, 3, 4]
+
+
+def test_item_knn_finds_the_checkerboard() -> None:
+    # Even users had even items, odd users odd ones, each all but one.
+    histories = [[i for i in range(u % 2, 40, 2) if i != (u + 10) % 40] for u in range(40)]
+    knn = ItemKNN(log_of_items(*histories))
+    for user, history in enumerate(histories):
+        assert one(knn, history, 1, exclude_seen=True) == [(user + 10) % 40]
+
+
+def test_item_knn_does_not_depend_on_the_size_of_its_blocks(
+    small_log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knn = ItemKNN(small_log)
+    histories = [small_log.history(user) for user in range(100)]
+    at_once = knn.recommend(histories, 10, exclude_seen=True)
+    monkeypatch.setattr("recprune.evaluation.baselines._ENTRIES_AT_ONCE", 500)
+    np.testing.assert_array_equal(knn.recommend(histories, 10, exclude_seen=True), at_once)
+
+
+def test_items_and_users_without_training_interactions() -> None:
+    log = log_of_items([0, 1, 2], [0, 3], [4])
+    train = log.select(np.array([True, True, False, True, False, False]))
+    for baseline in every_baseline(train):
+        assert sorted(one(baseline, [2], 5, exclude_seen=True)) == [-1, -1, -1, 0, 1], baseline.name
+    assert one(RecentItems(train), [2, 3], 5) == [3, 2, 0, 1, -1]
+    nothing = log.select(np.zeros(6, np.bool_))
+    for baseline in every_baseline(nothing):
+        assert one(baseline, [2], 2, exclude_seen=True) == [-1, -1], baseline.name
+
+
+def test_no_users_give_no_rows() -> None:
+    for baseline in every_baseline(log_of_items(*TOY)):
+        assert baseline.recommend([], 3, exclude_seen=False).shape == (0, 3)
+
+
+HISTORIES = st.lists(st.lists(st.integers(0, 7), max_size=8), min_size=1, max_size=6)
+# All items 0 … 7 occur, so that internal ids are the items themselves.
+ALL_ITEMS = list(range(8))
+
+
+def slow_popularity(train: list[list[int]]) -> list[int]:
+    counts = Counter(item for history in train for item in history)
+    return sorted(counts, key=lambda item: (-counts[item], item))
+
+
+def slow_recent(history: list[int]) -> list[int]:
+    return list(dict.fromkeys(reversed(history)))
+
+
+def slow_markov(train: list[list[int]], history: list[int]) -> list[int]:
+    counts = Counter(
+        after
+        for past in train
+        for before, after in pairwise(past)
+        if history and before == history[-1]
+    )
+    return sorted(counts, key=lambda item: (-counts[item], item))
+
+
+def slow_knn(train: list[list[int]], history: list[int], recent: int, count: int) -> list[int]:
+    users = {item: {u for u, past in enumerate(train) if item in past} for item in ALL_ITEMS}
+
+    def cosine(one: int, other: int) -> float:
+        common = len(users[one] & users[other])
+        return math.sqrt(common**2 / (len(users[one]) * len(users[other])))
+
+    scores: dict[int, float] = {}
+    for place, item in enumerate(slow_recent(history)[:recent]):
+        near = sorted(ALL_ITEMS, key=lambda other: (-cosine(item, other), other))
+        for other in near[:count]:
+            if cosine(item, other) > 0:
+                scores[other] = scores.get(other, 0.0) + cosine(item, other) / (place + 1)
+    return sorted(scores, key=lambda item: (-scores[item], item))
+
+
+@given(HISTORIES, HISTORIES, st.integers(1, 10), st.booleans(), st.integers(1, 8))
+def test_all_agree_with_the_obvious(
+    more: list[list[int]], asked: list[list[int]], k: int, exclude_seen: bool, count: int
+) -> None:
+    train = [ALL_ITEMS, *[history for history in more if history]]
+    log = log_of_items(*train)
+    popular = slow_popularity(train)
+    for baseline, preferred in (
+        (Popularity(log), lambda _: []),
+        (RecentItems(log), slow_recent),
+        (MarkovChain(log), lambda history: slow_markov(train, history)),
+        (
+            ItemKNN(log, recent=2, neighbours=count),
+            lambda history: slow_knn(train, history, 2, count),
+        ),
+    ):
+        expected = []
+        for history in asked:
+            ranked = list(dict.fromkeys([*preferred(history), *popular]))
+            kept = [item for item in ranked if not (exclude_seen and item in history)][:k]
+            expected.append(kept + [-1] * (k - len(kept)))
+        found = baseline.recommend(histories_of(*asked), k, exclude_seen=exclude_seen)
+        assert found.dtype == np.int64
+        assert found.tolist() == expected, baseline.name
+
+
+def test_one_user_gets_the_same_alone_and_among_others(small_log: Interactions) -> None:
+    histories = [small_log.history(user) for user in range(60)]
+    for baseline in every_baseline(small_log):
+        together = baseline.recommend(histories, 10, exclude_seen=True)
+        for user in range(0, 60, 7):
+            alone = baseline.recommend(histories[user : user + 1], 10, exclude_seen=True)
+            np.testing.assert_array_equal(together[user], alone[0])
+            assert not np.isin(together[user], histories[user]).any()
+
+
+def test_every_baseline_has_its_own_name(small_log: Interactions) -> None:
+    assert [baseline.name for baseline in every_baseline(small_log)] == [
+        "popularity",
+        "recent items",
+        "Markov chain",
+        "item KNN",
+    ]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    log = log_of_items(*TOY)
+    for baseline in every_baseline(log):
+        with pytest.raises(InputError, match="k is 0, expected at least 1"):
+            baseline.recommend([], 0, exclude_seen=False)
+        for item in (-1, 5):
+            with pytest.raises(InputError, match=r"histories\[1\] holds items outside 0 to 4"):
+                baseline.recommend(histories_of([0], [1, item]), 1, exclude_seen=False)
+        with pytest.raises(InputError, match=r"histories\[0\] is int32\[1, 1\], expected integers"):
+            baseline.recommend([np.zeros((1, 1), np.int32)], 1, exclude_seen=False)
+        with pytest.raises(InputError, match=r"histories\[0\] is float64\[2\], expected integers"):
+            baseline.recommend([np.zeros(2)], 1, exclude_seen=False)  # type: ignore[list-item]
+    with pytest.raises(InputError, match="recent is 0, expected at least 1"):
+        ItemKNN(log, recent=0)
+    with pytest.raises(InputError, match="neighbours is 0, expected at least 1"):
+        ItemKNN(log, neighbours=0)
+
+
+def test_a_large_catalogue_takes_seconds(gitlog: Path) -> None:
+    holdout = temporal_holdout(read_interactions(gitlog), min_history=5)
+    chosen = random_generator(0).permutation(len(holdout.test))[:200]
+    histories = [holdout.history(holdout.test, int(target)) for target in chosen]
+    begun = time.monotonic()
+    for baseline in every_baseline(holdout.train):
+        ids = baseline.recommend(histories, 10, exclude_seen=True)
+        assert ids.min() >= 0
+    assert time.monotonic() - begun < 30  # some 2 s on two cores

@@ -1,0 +1,223 @@
+"""Settings: the paper's values, and a message for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recprune import InputError
+from recprune.cli import main
+from recprune.models.settings import PRESETS, ModelSettings, Settings, TrainingSettings, find_preset
+from recprune.training.tensors import load_tensors
+from tests.preparation.test_prepared import cycle
+
+torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
+
+
+def test_the_presets_are_the_models_of_the_paper() -> None:
+    assert set(PRESETS) == {"sasrec", "gsasrec", "gbert4rec"}
+    for preset in PRESETS.values():
+        assert (preset.model.width, preset.model.length) == (512, 200)
+        assert preset.model.embedding == "recjpq"
+        assert (preset.training.batch_size, preset.training.learning_rate) == (128, 0.001)
+    for name in ("sasrec", "gsasrec"):
+        model = PRESETS[name].model
+        assert (model.architecture, model.num_blocks, model.num_heads) == ("sasrec", 2, 1)
+    bert = PRESETS["gbert4rec"].model
+    assert (bert.architecture, bert.num_blocks) == ("bert4rec", 3)
+    plain = PRESETS["sasrec"].training
+    assert (plain.loss, plain.num_negatives) == ("bce", 1)
+    for name in ("gsasrec", "gbert4rec"):
+        training = PRESETS[name].training
+        assert (training.loss, training.num_negatives, training.calibration) == ("gbce", 256, 0.75)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_survive_json(name: str) -> None:
+    changed = find_preset(name).with_values(
+        {"width": 24, "dropout": 0.0, "windows": "last", "exclude_seen": True, "seed": 2**40}
+    )
+    assert Settings.from_json(json.loads(json.dumps(changed.to_json()))) == changed
+    assert changed != find_preset(name)
+
+
+def test_what_json_leaves_out_is_the_default() -> None:
+    assert Settings.from_json({}) == Settings()
+    found = Settings.from_json({"model": {"num_blocks": 5}})
+    assert found.model == ModelSettings(num_blocks=5)
+    assert found.training == TrainingSettings()
+
+
+def test_values_replace_only_what_they_name() -> None:
+    before = find_preset("sasrec")
+    after = before.with_values({"length": 50, "patience": 3})
+    assert after.model == dataclasses.replace(before.model, length=50)
+    assert after.training == dataclasses.replace(before.training, patience=3)
+    assert before.model.length == 200
+    assert before.with_values({}) == before
+
+
+def test_names_of_settings_are_unique() -> None:
+    names = [field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)]  # fmt: skip
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("widht", "width"), ("num_negative", "num_negatives"), ("learningrate", "learning_rate")],
+)
+def test_a_misspelt_setting_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=f"unknown setting '{name}': did you mean '{nearest}'?"):
+        Settings().with_values({name: 1})
+
+
+def test_a_misspelt_name_in_json_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown setting 'modle': did you mean 'model'?"):
+        Settings.from_json({"modle": {}})
+    with pytest.raises(InputError, match="unknown setting 'lenght': did you mean 'length'?"):
+        Settings.from_json({"model": {"lenght": 3}})
+    with pytest.raises(InputError, match="unknown setting 'patienc': did you mean 'patience'?"):
+        Settings.from_json({"training": {"patienc": 3}})
+
+
+def test_a_setting_in_the_wrong_part_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown setting 'patience'"):
+        Settings.from_json({"model": {"patience": 3}})
+
+
+def test_a_name_like_no_other_is_answered_with_all() -> None:
+    with pytest.raises(InputError, match="unknown setting 'zzz': there are architecture, .*, seed"):
+        Settings().with_values({"zzz": 1})
+
+
+def test_a_misspelt_preset_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="unknown preset 'gsasrek': did you mean 'gsasrec'?"):
+        find_preset("gsasrek")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("architecture", "gru"), ("architecture", None), ("embedding", "hash"), ("loss", "mse"),
+        ("windows", "first"), ("windows", ["last"]),
+        ("width", 0), ("width", -8), ("width", 8.0), ("width", "8"), ("width", True),
+        ("num_blocks", 0), ("num_heads", 0), ("num_heads", 3), ("length", 0), ("length", None),
+        ("dropout", 1.0), ("dropout", -0.1), ("dropout", NAN), ("dropout", "0.1"),
+        ("num_negatives", 0), ("batch_size", 0), ("batch_size", 1.5), ("max_epochs", 0),
+        ("batches_per_epoch", 0), ("patience", 0), ("validation_users", -1),
+        ("calibration", -0.1), ("calibration", 1.1), ("calibration", NAN), ("calibration", "high"),
+        ("learning_rate", 0.0), ("learning_rate", -1.0), ("learning_rate", NAN),
+        ("learning_rate", float("inf")), ("learning_rate", "fast"), ("learning_rate", None),
+        ("clip_norm", -1.0), ("clip_norm", NAN), ("clip_norm", "none"),
+        ("mask_share", 0.0), ("mask_share", 1.0), ("mask_share", NAN), ("mask_share", "half"),
+        ("exclude_seen", "no"), ("exclude_seen", 2), ("exclude_seen", None),
+        ("seed", -1), ("seed", 1.0), ("seed", True), ("seed", "0"), ("seed", 2**64),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=name):
+        Settings().with_values({name: value})
+
+
+def test_bce_has_one_negative() -> None:
+    with pytest.raises(InputError, match="bce has one negative, num_negatives is 256"):
+        Settings().with_values({"loss": "bce"})
+    assert Settings().with_values({"loss": "bce", "num_negatives": 1}).training.loss == "bce"
+
+
+# The command -------------------------------------------------------------------------------------
+
+TINY = [
+    "width=16", "length=8", "num_blocks=1", "max_epochs=1", "num_negatives=3", "batch_size=20",
+]  # fmt: skip
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> str:
+    cycle(20).save(tmp_path / "prepared")
+    return str(tmp_path / "prepared")
+
+
+def trained_with(prepared: str, *options: str) -> Settings:
+    out = Path(prepared).with_name("model")
+    assert main(["train", prepared, "--out", str(out), *options]) == 0
+    _, metadata = load_tensors(out / "model.safetensors")
+    return Settings.from_json(json.loads(metadata["settings"]))
+
+
+def words(values: list[str]) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def test_the_command_takes_single_settings(prepared: str) -> None:
+    options = [*words(TINY), *words(["loss=softmax", "exclude_seen=true", "dropout=0"])]
+    found = trained_with(prepared, "--preset", "gbert4rec", *options)
+    expected = find_preset("gbert4rec").with_values(
+        {"width": 16, "length": 8, "num_blocks": 1, "max_epochs": 1, "num_negatives": 3,
+         "batch_size": 20, "loss": "softmax", "exclude_seen": True, "dropout": 0}
+    )  # fmt: skip
+    assert found == expected
+
+
+def test_the_command_puts_a_file_over_the_preset_and_single_settings_over_all(
+    prepared: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"model": {"width": 32, "length": 5}, "training": {"seed": 7}}))
+    found = trained_with(prepared, "--settings", str(path), *words(TINY))
+    assert (found.model.width, found.model.length) == (16, 8)  # not 32 and 5
+    assert found.training.seed == 7  # not 0
+    assert found.training.loss == "gbce"
+
+
+def test_a_file_need_only_fit_the_preset_that_it_is_put_over(prepared: str, tmp_path: Path) -> None:
+    """SASRec's preset has one negative; the defaults have 256, which bce does not take."""
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"training": {"loss": "bce", "batch_size": 20}}))
+    small = [value for value in TINY if not value.startswith("num_negatives")]
+    found = trained_with(prepared, "--preset", "sasrec", "--settings", str(path), *words(small))
+    assert (found.training.loss, found.training.num_negatives) == ("bce", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "widht=16"], "unknown setting 'widht': did you mean 'width'?"),
+        (["--set", "width"], "--set width: expected NAME=VALUE"),
+        (["--set", "width=wide"], "width is 'wide'"),
+        (["--set", "learning_rate=fast"], "learning_rate is 'fast'"),
+        (["--set", "exclude_seen=no"], "exclude_seen is 'no'"),
+        (["--preset", "sasrek"], "unknown preset 'sasrek': did you mean 'sasrec'?"),
+        (["--settings", "nowhere.json"], "nowhere.json: cannot be read: No such file"),
+        (["--settings", "text.json"], "text.json: not readable as JSON"),
+        (["--settings", "list.json"], "list.json: expected an object with model and training"),
+        (["--settings", "flat.json"], "flat.json: expected an object with model and training"),
+        (["--settings", "wrong.json"], "unknown setting 'widht': did you mean 'width'?"),
+        (["--set", "width=18"], "width 18 is not a multiple of the 4 splits"),
+    ],
+)
+def test_mistakes_in_settings_end_with_a_message(
+    prepared: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("text", "width: 16"), ("list", "[1]"), ("flat", '{"width": 16}'),
+        ("wrong", '{"model": {"widht": 16}}'),
+    ):  # fmt: skip
+        Path(f"{name}.json").write_text(text)
+    assert main(["train", prepared, "--out", "model", *words(TINY), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("model").exists()

@@ -1,0 +1,330 @@
+"""The service over a sharded index: real workers, a real Ray cluster, and what may befall them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recprune import StorageError
+from recprune.cli import main
+from recprune.cluster import connected
+from recprune.shards.folder import ShardInputs, shard_folder, write_shards
+from tests.support.clusters import (
+    Cluster,
+    is_running,
+    processes_of,
+    ray_environment,
+    running_cluster,
+)
+from tests.support.serving import (
+    HISTORY,
+    Load,
+    Service,
+    error_of,
+    expected,
+    items_of,
+    replace,
+    save_index,
+    save_recommender,
+    scores_of,
+    serving,
+    wait_for_workers,
+    wait_until,
+)
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
+
+from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.engine.engine import load_engine
+
+LEASE = 2.0  # seconds
+NUM_SHARDS = 2
+CPUS = 6  # of each of two nodes
+NUM_ITEMS = 3_000
+
+
+class Saved:
+    """Folders that are served: recommenders, an index, and all of them in shards."""
+
+    def __init__(self, place: Path) -> None:
+        self.recommenders = [place / "0", place / "1"]
+        self.shards = [place / "0-shards", place / "1-shards"]
+        for seed, (folder, shards) in enumerate(zip(self.recommenders, self.shards, strict=True)):
+            save_recommender(folder, seed)
+            shard(folder, shards)
+        self.index = save_index(place / "index", NUM_ITEMS)
+        shard(place / "index", place / "index-shards")
+        self.index_folder, self.index_shards = place / "index", place / "index-shards"
+
+
+def shard(folder: Path, shards: Path) -> None:
+    """Write what a folder has as shards."""
+    codes, embeddings, bias, layout = ShardInputs(str(folder)).read()
+    write_shards(codes, embeddings, shards, NUM_SHARDS, item_bias=bias, layout=layout)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ray_environment() as folder, running_cluster(folder, CPUS) as started:
+        yield started
+        wait_until(lambda: not actors(started), "all actors are gone")
+
+
+def actors(cluster: Cluster) -> list[int]:
+    return cluster.workers("ShardActor")
+
+
+def on_ray(cluster: Cluster, shards: Path | None, *more: str) -> list[str | Path]:
+    """The options that have shards searched."""
+    given: list[str | Path] = ["--shards", shards] if shards is not None else []
+    return [*given, "--ray", cluster.address, "--max-idle-shard-seconds", str(LEASE), *more]
+
+
+def embedding(seed: int, width: int = 32) -> list[float]:
+    numbers = np.random.default_rng(seed).standard_normal(width).astype(np.float32)
+    return [float(number) for number in numbers]
+
+
+def essence(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What has to be the same, whoever searched; scores by their bits."""
+    names = ("unknown", "by_popularity", "exact", "gap", "missing_share")
+    return (items_of(answer), scores_of(answer), *(answer[name] for name in names))
+
+
+QUESTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("/recommend", {"history": HISTORY, "k": 5}),
+    ("/recommend", {"history": HISTORY, "k": 90, "exclude_seen": False}),
+    ("/recommend", {"history": ["nobody knows it"], "k": 5}),
+    ("/recommend", {"history": HISTORY, "exclude": ["b", "c"], "method": "pqtopk"}),
+    ("/recommend", {"history": HISTORY, "allow": ["a", "b", "tea é33"], "k": 3}),
+    ("/recommend", {"batch": [{"history": ["a"]}, {"history": ["b", "n"]}], "method": "scan"}),
+    ("/recommend", {"history": HISTORY, "timeout_ms": 20_000}),
+    ("/search", {"sequence_embedding": embedding(0), "k": 20}),
+    ("/search", {"batch": [embedding(1), embedding(2)], "method": "default"}),
+    ("/search", {"sequence_embedding": embedding(3), "method": "recjpqprune", "exclude": ["a"]}),
+]
+
+
+def test_answers_are_those_without_ray_from_actors_that_all_share(
+    saved: Saved, cluster: Cluster
+) -> None:
+    folder, shards = saved.recommenders[0], saved.shards[0]
+    with serving(folder) as plain:
+        right = [plain.post(path, body).json()["answers"] for path, body in QUESTIONS]
+    options = on_ray(cluster, shards, "--workers", "2")
+    with serving(folder, *options) as service, serving(folder, *options) as second:
+        wait_for_workers(service, 2)
+        for (path, body), answers in zip(QUESTIONS, right, strict=True):
+            for asked in (service, second):
+                response = asked.post(path, body)
+                assert response.status_code == 200, response.text
+                found = response.json()["answers"]
+                assert list(map(essence, found)) == list(map(essence, answers)), body
+        explained = service.recommend(history=HISTORY, explain=True)["explanation"]
+        assert all(run["identical"] for run in explained["methods"] if not run["unavailable"])
+        readiness = service.client.get("/readyz").json()
+        assert readiness["ready"]
+        assert readiness["kind"] == "recommender"
+        assert "-" in readiness["version"], "it names the recommender and the shards"
+        assert service.metric("recprune_index_bytes") > 0
+        shared = actors(cluster)
+        assert len(shared) == NUM_SHARDS, "four workers of two services share them"
+        second.kill_all()  # nobody can let go of anything then
+        assert service.recommend(history=HISTORY, k=5)["exact"]
+        assert actors(cluster) == shared
+        service.kill_all()
+    wait_until(lambda: not actors(cluster), "nobody has them open any more, so they end")
+
+
+def test_a_lost_shard_is_503_until_it_is_back(saved: Saved, cluster: Cluster) -> None:
+    folder = saved.recommenders[0]
+    right = expected(folder)
+    options = on_ray(cluster, saved.shards[0], "--max-shard-seconds", "0.5")
+
+    def is_back(service: Service) -> bool:
+        """Either the right answer or 503, whatever else happens."""
+        response = service.post("/recommend", {"history": HISTORY, "k": 5})
+        if response.status_code == 200:
+            (answer,) = response.json()["answers"]
+            assert items_of(answer) == right
+            assert answer["exact"]
+            return True
+        assert error_of(response)[:2] == (503, "shard_lost")
+        assert response.headers["retry-after"]
+        return False
+
+    wait_until(lambda: not actors(cluster), "those of others are gone")
+    with serving(folder, *options) as service:
+        for victim in actors(cluster):
+            os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: is_back(service), "the killed ones are back")
+        frozen, _ = actors(cluster)
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not is_back(service), "one does not answer")
+            refused = service.client.get("/readyz")
+            assert error_of(refused)[:2] == (503, "shard_lost")
+            assert service.client.get("/healthz").status_code == 200
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        wait_until(lambda: service.client.get("/readyz").status_code == 200, "ready again")
+        wait_until(lambda: is_back(service), "it answers again")
+        assert "shard lost" in [entry["event"] for entry in service.logged()]
+
+
+def test_a_replica_answers_for_a_killed_actor(saved: Saved, cluster: Cluster) -> None:
+    folder = saved.recommenders[0]
+    right = expected(folder)
+    with serving(folder, *on_ray(cluster, saved.shards[0], "--replicas", "2")) as service:
+        wait_until(lambda: len(actors(cluster)) == 2 * NUM_SHARDS, "all replicas are up")
+        with Load(service, keep_alive=True).running() as load:
+            os.kill(actors(cluster)[0], signal.SIGKILL)
+            load.more(50)
+        assert not load.failures
+        assert all(items == right for _, _, items in load.answers)
+        wait_until(lambda: len(actors(cluster)) == 2 * NUM_SHARDS, "Ray has restarted it")
+
+
+def test_a_truncated_shard(saved: Saved, cluster: Cluster, tmp_path: Path) -> None:
+    folder, shards = saved.recommenders[0], shutil.copytree(saved.shards[0], tmp_path / "shards")
+    codes = shard_folder(shards, 1) / "codes.npy"
+    os.truncate(codes, codes.stat().st_size // 2)
+    with pytest.raises(AssertionError, match="does not serve: .*shard 1 .*codes.npy"):
+        Service(folder, *on_ray(cluster, shards))
+    with serving(folder, *on_ray(cluster, shards, "--allow-partial")) as service:
+        answer = service.recommend(history=HISTORY, k=90, exclude_seen=False)
+        assert not answer["exact"]
+        assert answer["missing_share"] == pytest.approx(26 / 90)
+        assert len(answer["items"]) == 64
+        best = service.recommend(history=HISTORY, k=5)
+        whole = [item["score"] for item in whole_answer(folder)]
+        found = [item["score"] for item in best["items"]]
+        assert all(a >= b for a, b in zip(whole, found, strict=True))
+        assert best["gap"] >= whole[-1] - found[-1]
+        assert service.client.get("/readyz").status_code == 200  # it answers, as it was told to
+        shutil.copy(shard_folder(saved.shards[0], 1) / "codes.npy", codes)
+        wait_until(lambda: service.recommend(history=HISTORY, k=5)["exact"], "it was mended")
+        mended = service.recommend(history=HISTORY, k=5)
+        assert mended["missing_share"] == 0
+        assert items_of(mended) == expected(folder)
+
+
+def whole_answer(folder: Path) -> list[dict[str, float]]:
+    from recprune.recommender import Recommender
+
+    scores = Recommender.load(folder).recommend([HISTORY], 5).scores[0]
+    return [{"score": float(score)} for score in scores]
+
+
+def test_a_reload_swaps_recommender_and_shards(
+    saved: Saved, cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(saved.recommenders[0], tmp_path / "served")
+    shards = shutil.copytree(saved.shards[0], tmp_path / "shards")
+    right = [expected(source) for source in saved.recommenders]
+    with serving(folder, *on_ray(cluster, shards, "--workers", "2")) as service:
+        wait_for_workers(service, 2)
+        old = actors(cluster)
+        before = service.client.get("/readyz").json()["version"]
+        with Load(service, keep_alive=True).running() as load:
+            replace(folder, saved.recommenders[1])
+            refused = service.client.post("/admin/reload")
+            status, code, message = error_of(refused)
+            assert (status, code) == (409, "reload_failed")
+            assert "the shards are not those of the folder that is served" in message
+            load.more()
+            replace(shards, saved.shards[1])
+            answer = service.client.post("/admin/reload")
+            assert answer.status_code == 200, answer.text
+            load.more()
+        assert not load.failures
+        after = answer.json()["version"]
+        assert {version: items for _, version, items in load.answers} == {
+            before: right[0],
+            after: right[1],
+        }
+        assert load.answers[-1][1] == after
+        wait_until(lambda: not any(map(is_running, old)), "nobody asks the old ones any more")
+        assert len(actors(cluster)) == NUM_SHARDS
+        assert service.recommend(history=HISTORY, k=5)["exact"]
+
+
+def test_shards_of_something_else_are_refused(
+    saved: Saved, cluster: Cluster, tmp_path: Path
+) -> None:
+    codes, embeddings, _, _ = ShardInputs(str(saved.index_folder)).read()
+    others = {
+        "items 2999, expected 3000": (codes[1:], embeddings),
+        "sub-item embeddings differ": (codes, embeddings * np.float32(2)),
+        "they answer differently": (np.roll(codes, 1, axis=0), embeddings),
+    }
+    limits = Limits(idle_shard_seconds=LEASE)
+    with connected(cluster.address):
+        for number, (message, arrays) in enumerate(others.items()):
+            shards = tmp_path / str(number)
+            write_shards(*arrays, shards, NUM_SHARDS)
+            settings = ServeSettings(
+                saved.index_folder, ray=cluster.address, shards=shards, limits=limits
+            )
+            with pytest.raises(StorageError, match=message):
+                load_engine(settings)
+
+
+def test_a_sharded_index_by_itself_on_a_cluster_of_its_own(saved: Saved) -> None:
+    with ray_environment() as place:
+        with serving(saved.index_shards, "--ray", "local") as service:
+            for number in range(3):
+                query = embedding(number)
+                response = service.post("/search", {"sequence_embedding": query, "k": 50})
+                (answer,) = response.json()["answers"]
+                right = saved.index.search(np.array(query, np.float32), 50)
+                assert items_of(answer) == right.ids.tolist()
+                assert scores_of(answer) == right.scores.view(np.uint32).tolist()
+            asked = {"sequence_embedding": embedding(0), "explain": True}
+            status, code, message = error_of(service.post("/search", asked))
+            assert (status, code) == (422, "invalid")
+            assert "in shards" in message
+            refused = service.post("/recommend", {"history": [1]})
+            assert error_of(refused)[:2] == (409, "no_encoder")
+            assert service.client.get("/items/2999").json()["code"] is None
+            assert service.client.get("/readyz").json()["items"] == NUM_ITEMS
+            nodes = [line for line in processes_of(place).values() if "raylet/raylet" in line]
+            assert len(nodes) == 1
+            assert service.stop() == 0
+        left = processes_of(place).values()
+        assert not [line for line in left if "raylet/raylet" in line], "it ends with the service"
+
+
+def test_what_does_not_go_together_is_refused(
+    saved: Saved, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recommender, shards = str(saved.recommenders[0]), str(saved.shards[0])
+    nobody = "127.0.0.1:1"
+    for words, message in (
+        ([recommender, "--shards", shards], "--shards: shards are searched on Ray: give --ray"),
+        ([recommender, "--ray", nobody], "which is not in shards: give --shards SHARDS"),
+        ([shards], "holds a sharded index, which is searched on Ray: give --ray"),
+        ([shards, "--shards", shards, "--ray", nobody], "is a sharded index itself"),
+        ([recommender, "--replicas", "2"], "are for shards: give --ray too"),
+        ([recommender, "--allow-partial"], "are for shards: give --ray too"),
+        ([shards, "--ray", nobody, "--replicas", "0"], "replicas is 0, expected 1 to 100"),
+        ([recommender, "--shards", recommender, "--ray", nobody], "sharded index"),
+        ([recommender, "--shards", shards, "--ray", nobody], f"no Ray cluster at {nobody}"),
+        ([recommender, "--shards", shards, "--ray", "what"], "expected host:port, auto or local"),
+    ):
+        assert main(["serve", *words, "--port", "0"]) == 2, words
+        said = capsys.readouterr().err
+        assert message in said, said
+        assert "Traceback" not in said

@@ -1,0 +1,102 @@
+"""One step: padding counts for nothing, losses for pruning do what they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from recprune import InputError
+from recprune.models.sequence_model import build_model, encode_histories
+from recprune.training.checkpoint import load_model
+from recprune.training.loop import train
+from recprune.training.minibatches import Batch, make_batch, padded_batch
+from recprune.training.steps import make_step
+from tests.preparation.test_prepared import cycle
+from tests.training.test_minibatches import BOTH, consecutive, settings_of
+
+torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
+
+
+@BOTH
+def test_a_padded_batch_holds_the_same_and_padding(architecture: str) -> None:
+    settings = settings_of(architecture=architecture)
+    batch = make_batch(consecutive(), np.arange(8), settings, 0, 0)
+    padded = padded_batch(batch, rows=4, predictions=32)
+    rows, count = len(batch.items), len(batch.targets)
+    assert len(padded.items) % 4 == len(padded.targets) % 32 == 0
+    assert 0 <= len(padded.items) - rows < 4
+    for before, after in zip(batch.arrays()[:3], padded.arrays()[:3], strict=True):
+        assert np.array_equal(after[:rows], before)
+    assert np.array_equal(padded.positions[:count], batch.positions)
+    assert np.array_equal(padded.targets[:count], batch.targets)
+    assert (padded.targets[count:] == -1).all()
+    assert (padded.segments[rows:] == -1).all()
+
+
+@pytest.mark.parametrize("pruning_weight", [0.0, 0.5])
+@BOTH
+def test_padding_changes_neither_loss_nor_weights(
+    architecture: str, pruning_weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = consecutive()
+    settings = settings_of(architecture=architecture, dropout=0.0, pruning_weight=pruning_weight)
+    batch = make_batch(prepared, np.arange(8), settings, 0, 0)
+
+    def same_negatives(_: int, shape: tuple[int, int], device: torch.device) -> Tensor:
+        return torch.arange(shape[1], device=device).expand(shape)
+
+    monkeypatch.setattr(torch, "randint", same_negatives)
+
+    def one_step(shown: Batch) -> tuple[float, list[Tensor]]:
+        torch.manual_seed(0)
+        model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
+        optimiser = torch.optim.SGD(model.parameters(), 0.1)  # Adam would magnify rounding
+        step = make_step(model, optimiser, settings, torch.device("cpu"), compiled=False)
+        return float(step(shown, 0, 0)), [value.detach() for value in model.parameters()]
+
+    loss, weights = one_step(batch)
+    padded_loss, padded_weights = one_step(padded_batch(batch, rows=8, predictions=64))
+    assert padded_loss == pytest.approx(loss, rel=1e-5)
+    for before, after in zip(weights, padded_weights, strict=True):
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pruning_loss", ["agreement", "concentration"])
+def test_losses_for_pruning_do_what_they_are_for(tmp_path: Path, pruning_loss: str) -> None:
+    prepared = cycle(60)
+
+    def crowd(weight: float) -> tuple[float, float]:
+        """Return how many sub-items crowd below the best, and how far the target's own are off."""
+        values: dict[str, Any] = {"dropout": 0.0, "max_epochs": 20, "batch_size": 20}
+        settings = settings_of(pruning_loss=pruning_loss, pruning_weight=weight, **values)
+        out = tmp_path / str(weight)
+        train(prepared, settings, out, device="cpu")
+        model, _ = load_model(out, prepared)
+        targets = prepared.test
+        histories = [prepared.history(targets, number) for number in range(len(targets))]
+        states = encode_histories(model, settings.model.length, histories)
+        with torch.no_grad():
+            table = model.embedding.score_table(states)  # [users, M, B]
+        best = table.amax(-1)
+        codes = torch.from_numpy(prepared.codes[targets.items].astype(np.int64))
+        own = table.gather(-1, codes.unsqueeze(-1)).squeeze(-1)
+        crowded = float((table.logsumexp(-1) - best).mean())
+        return crowded, float((best - own).mean())
+
+    without, with_loss = crowd(0.0), crowd(1.0)
+    measured = 1 if pruning_loss == "agreement" else 0
+    assert with_loss[measured] < 0.9 * without[measured]
+
+
+def test_only_sub_items_can_be_trained_for_pruning() -> None:
+    with pytest.raises(InputError, match="pruning_weight needs sub-items"):
+        settings_of(embedding="full", pruning_weight=0.1)
+    with pytest.raises(InputError, match="pruning_weight is -1"):
+        settings_of(pruning_weight=-1)
+    with pytest.raises(InputError, match="pruning_loss is 'x'"):
+        settings_of(pruning_loss="x")
