@@ -14,6 +14,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #if defined(__linux__)
@@ -209,6 +210,30 @@ void expect(bool fits, const char* part) {
     if (!fits) throw std::invalid_argument(std::string(part) + " do not fit the other arrays");
 }
 
+// A method and how far it may go, as methods.py has it.
+struct MethodSettings {
+    recprune::Method method;
+    std::size_t sub_items_per_step;
+    std::int64_t max_steps;
+    double over_inflation;
+    std::int64_t deadline_ns;
+};
+
+// What may be returned, for every query of a batch; what is not set restricts nothing.
+struct Restrictions {
+    Vector<std::int64_t> exclude_offsets;
+    Vector<recprune::Item> exclude_items;
+    Matrix<std::uint64_t> allow;
+    Vector<float> floors;
+
+    void set_exclude(Vector<std::int64_t> offsets, Vector<recprune::Item> items) {
+        exclude_offsets = std::move(offsets);
+        exclude_items = std::move(items);
+    }
+    void set_allow(Matrix<std::uint64_t> words) { allow = std::move(words); }
+    void set_floors(Vector<float> scores) { floors = std::move(scores); }
+};
+
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
   public:
@@ -289,36 +314,25 @@ class SearchIndex {
     }
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
-    void search(const Matrix<float>& queries, bool are_scores, std::size_t k, int method,
-                std::size_t threads, std::optional<Vector<std::int64_t>> exclude_offsets,
-                std::optional<Vector<recprune::Item>> exclude_items,
-                std::optional<Matrix<std::uint64_t>> allow, std::size_t sub_items_per_step,
-                std::int64_t max_steps, double over_inflation, std::int64_t deadline_ns,
+    void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
+                const MethodSettings& settings, const Restrictions* restrictions,
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
                 const MutableMatrix<std::int64_t>& records,
-                std::optional<MutableMatrix<std::uint8_t>> visited,
-                std::optional<Vector<float>> floors) const {
+                std::optional<MutableMatrix<std::uint8_t>> visited) const {
         recprune::Batch batch;
         batch.queries = as_span(queries);
         batch.num_queries = queries.shape(0);
         batch.are_scores = are_scores;
-        if (exclude_offsets && exclude_items) {
-            batch.exclude_offsets = as_span(*exclude_offsets);
-            batch.exclude_items = as_span(*exclude_items);
-        }
-        if (allow) {
-            batch.allow = as_span(*allow);
-            batch.allow_rows = allow->shape(0);
-        }
-        if (floors) batch.floors = as_span(*floors);
-        recprune::Request request;
-        request.method = static_cast<recprune::Method>(method);
-        request.k = k;
-        request.sub_items_per_step = sub_items_per_step;
-        request.max_steps = max_steps;
-        request.over_inflation = over_inflation;
-        request.deadline_ns = deadline_ns;
-        request.kernels = &kernels_in_use();
+        if (restrictions) restrict(batch, *restrictions);
+        const recprune::Request request{
+            .method = settings.method,
+            .k = k,
+            .sub_items_per_step = settings.sub_items_per_step,
+            .max_steps = settings.max_steps,
+            .over_inflation = settings.over_inflation,
+            .deadline_ns = settings.deadline_ns,
+            .kernels = &kernels_in_use(),
+        };
         const std::span<recprune::Record> record_span(
             reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries);
         std::span<std::uint8_t> marks;
@@ -326,6 +340,28 @@ class SearchIndex {
         nb::gil_scoped_release unlocked;
         recprune::search_batch(view_, batch, request, threads, {ids.data(), ids.size()},
                                {scores.data(), scores.size()}, record_span, marks);
+    }
+
+    // Throws for the first query whose sub-item scores cannot be added up, with a bias of up to
+    // `largest_bias` in magnitude.
+    void refuse_overflow(const Cube<float>& tables, float largest_bias) const {
+        recprune::IndexView view = view_;
+        view.largest_bias = std::max(view.largest_bias, largest_bias);
+        const std::size_t size = view.num_splits * view.num_sub_items;
+        for (std::size_t query = 0; query < tables.shape(0); ++query)
+            if (!recprune::scores_are_safe(view, tables.data() + query * size))
+                throw recprune::QueryOverflow(query);
+    }
+
+    // The codes of all items, item-major, put together from the lists.
+    nb::ndarray<nb::numpy, std::uint8_t> codes_of_lists() const {
+        if (!view_.lists) throw std::invalid_argument("there are no lists");
+        Output<std::uint8_t> codes(view_.num_items * view_.num_splits);
+        {
+            nb::gil_scoped_release unlocked;
+            recprune::gather_codes(*view_.lists, codes.span());
+        }
+        return codes.release({view_.num_items, view_.num_splits});
     }
 
     nb::ndarray<nb::numpy, float> sub_item_scores(const Matrix<float>& sequence_embeddings) const {
@@ -345,6 +381,18 @@ class SearchIndex {
     }
 
   private:
+    static void restrict(recprune::Batch& batch, const Restrictions& restrictions) {
+        if (restrictions.exclude_offsets.is_valid()) {
+            batch.exclude_offsets = as_span(restrictions.exclude_offsets);
+            batch.exclude_items = as_span(restrictions.exclude_items);
+        }
+        if (restrictions.allow.is_valid()) {
+            batch.allow = as_span(restrictions.allow);
+            batch.allow_rows = restrictions.allow.shape(0);
+        }
+        if (restrictions.floors.is_valid()) batch.floors = as_span(restrictions.floors);
+    }
+
     recprune::IndexView view_;
     // Every query reads these all over, and a file's pages are small: kept as copies.
     Output<float> transposed_;
@@ -363,6 +411,47 @@ class SearchIndex {
     Matrix<std::int32_t> posting_items_;
     Vector<float> item_bias_;
 };
+
+// The fields of a Record in their order, and their types as NumPy names them.
+nb::list record_fields() {
+    static_assert(std::is_standard_layout_v<recprune::Record>);
+    nb::list fields;
+    auto add = [&fields](const char* name, auto recprune::Record::* member) {
+        using Field = std::remove_cvref_t<decltype(std::declval<recprune::Record>().*member)>;
+        fields.append(nb::make_tuple(name, std::is_floating_point_v<Field> ? "f8" : "i8"));
+    };
+    using recprune::Record;
+    add("method", &Record::method);
+    add("exact", &Record::exact);
+    add("steps", &Record::steps);
+    add("items_scored", &Record::items_scored);
+    add("items_touched", &Record::items_touched);
+    add("bytes_touched", &Record::bytes_touched);
+    add("threshold", &Record::threshold);
+    add("upper_bound", &Record::upper_bound);
+    add("nanoseconds", &Record::nanoseconds);
+    add("sub_item_score_nanoseconds", &Record::sub_item_score_nanoseconds);
+    if (fields.size() * sizeof(std::int64_t) != sizeof(Record))
+        throw std::logic_error("a field of Record has no name");
+    return fields;
+}
+
+// QueryOverflow becomes a ValueError that has the query's number as an attribute.
+void add_overflow_error(nb::module_& module) {
+    static nb::object type;
+    type = nb::steal(
+        PyErr_NewException("recprune._native.QueryOverflowError", PyExc_ValueError, nullptr));
+    module.attr("QueryOverflowError") = type;
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const recprune::QueryOverflow& overflow) {
+            nb::object error = type(overflow.what());
+            error.attr("query") = overflow.query;
+            PyErr_SetObject(type.ptr(), error.ptr());
+        }
+    });
+}
 
 }  // namespace
 
@@ -397,6 +486,25 @@ NB_MODULE(_native, module) {
         return names;
     });
     module.def("instruction_set", [] { return kernels_in_use().name; });
+    module.def("record_fields", &record_fields);
+    add_overflow_error(module);
+    nb::enum_<recprune::Method>(module, "Method")
+        .value("pqtopk", recprune::Method::pqtopk)
+        .value("recjpqprune", recprune::Method::recjpqprune)
+        .value("scan", recprune::Method::scan)
+        .value("cells", recprune::Method::cells)
+        .value("auto", recprune::Method::automatic)
+        .value("default", recprune::Method::dense);
+    nb::class_<MethodSettings>(module, "MethodSettings")
+        .def(nb::init<recprune::Method, std::size_t, std::int64_t, double, std::int64_t>(),
+             "method"_a, "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
+             "deadline_ns"_a);
+    nb::class_<Restrictions>(module, "Restrictions")
+        .def(nb::init<>())
+        .def("set_exclude", &Restrictions::set_exclude, "offsets"_a.noconvert(),
+             "items"_a.noconvert())
+        .def("set_allow", &Restrictions::set_allow, "words"_a.noconvert())
+        .def("set_floors", &Restrictions::set_floors, "scores"_a.noconvert());
     nb::class_<SearchIndex>(module, "SearchIndex")
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
@@ -411,9 +519,10 @@ NB_MODULE(_native, module) {
         .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,
              "largest"_a)
         .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert())
+        .def("codes_of_lists", &SearchIndex::codes_of_lists)
+        .def("refuse_overflow", &SearchIndex::refuse_overflow, "tables"_a.noconvert(),
+             "largest_bias"_a)
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
-             "method"_a, "threads"_a, "exclude_offsets"_a.none(), "exclude_items"_a.none(),
-             "allow"_a.none(), "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
-             "deadline_ns"_a, "ids"_a.noconvert(), "scores"_a.noconvert(), "records"_a.noconvert(),
-             "visited"_a.noconvert().none(), "floors"_a.noconvert().none());
+             "threads"_a, "settings"_a, "restrictions"_a.none(), "ids"_a.noconvert(),
+             "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());
 }

@@ -32,7 +32,8 @@ enum class Method : std::int32_t {
     recjpqprune = 1,
     scan = 2,
     cells = 3,
-    automatic = 4
+    automatic = 4,
+    dense = 5  // answered outside the core; here for the records
 };
 
 // The parts of an index that are there; views over memory that somebody else keeps alive.
@@ -62,19 +63,20 @@ struct Request {
     const Kernels* kernels = nullptr;
 };
 
-// What one query returns beside its items; the layout is known to results.py.
+// What one query returns beside its items. NumPy reads it by the fields that bindings.cpp names.
 struct Record {
-    std::int32_t method;
-    std::int32_t exact;
+    std::int64_t method;
+    std::int64_t exact;
     std::int64_t steps;
     std::int64_t items_scored;
     std::int64_t items_touched;
     std::int64_t bytes_touched;
     double threshold;
     double upper_bound;
-    std::int64_t nanoseconds;
+    std::int64_t nanoseconds;                 // of the whole query
+    std::int64_t sub_item_score_nanoseconds;  // of these, computing S
 };
-static_assert(sizeof(Record) == 8 * sizeof(std::int64_t));
+static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
 // When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
 // result hangs on them.
@@ -196,6 +198,15 @@ struct Batch {
     std::span<const float> floors;                  // [num_queries], or empty: none
 };
 
+// Scores that float32 cannot hold, or NaN among them.
+struct QueryOverflow : std::invalid_argument {
+    explicit QueryOverflow(std::size_t number)
+        : std::invalid_argument("query " + std::to_string(number) +
+                                ": scores would overflow float32"),
+          query(number) {}
+    std::size_t query;  // its number in the batch
+};
+
 // Says whether no sum of sub-item scores can overflow, and none is NaN.
 inline bool scores_are_safe(const IndexView& index, const float* scores) {
     double sum = static_cast<double>(index.largest_bias);
@@ -211,6 +222,11 @@ inline bool scores_are_safe(const IndexView& index, const float* scores) {
         sum += std::bit_cast<float>(largest);
     }
     return sum < static_cast<double>(std::numeric_limits<float>::max());
+}
+
+inline std::int64_t nanoseconds_between(std::chrono::steady_clock::time_point first,
+                                        std::chrono::steady_clock::time_point last) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(last - first).count();
 }
 
 // Pre: ids and scores are num_queries × k, records num_queries; visited is empty, or zeros for
@@ -238,10 +254,9 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
                                              table.data());
             sub_item_scores = table.data();
         }
+        const auto scored = std::chrono::steady_clock::now();
         // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-        if (!scores_are_safe(index, sub_item_scores))
-            throw std::invalid_argument("query " + std::to_string(number) +
-                                        ": scores would overflow float32");
+        if (!scores_are_safe(index, sub_item_scores)) throw QueryOverflow(number);
         Query query{
             sub_item_scores, std::min(request.k, index.num_items), {}, nullptr, nullptr, 0.0f};
         if (!index.item_bias.empty()) {
@@ -279,8 +294,8 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
             ids_out[rank] = -1;
             scores_out[rank] = -std::numeric_limits<float>::infinity();
         }
-        const auto elapsed = std::chrono::steady_clock::now() - begun;
-        records[number] = {static_cast<std::int32_t>(method),
+        const auto ended = std::chrono::steady_clock::now();
+        records[number] = {static_cast<std::int64_t>(method),
                            stats.exact,
                            stats.steps,
                            stats.items_scored,
@@ -288,7 +303,8 @@ inline void search_batch(const IndexView& index, const Batch& batch, const Reque
                            stats.bytes_touched,
                            threshold,
                            stats.exact ? threshold : stats.upper_bound,
-                           std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()};
+                           nanoseconds_between(begun, ended),
+                           nanoseconds_between(begun, scored)};
     });
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from recprune.preparation.holdout import Holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.search import reference
-from recprune.storage import load_folder, save_folder
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, load_model, save_model
 from recprune.training.loop import train
 from recprune.types import Float32Array
@@ -637,13 +637,28 @@ def test_a_missing_file_is_named(copy: Path) -> None:
 
 def resaved(folder: Path, changes: dict[str, NDArray[Any] | None]) -> None:
     """Save a recommender again with some arrays replaced or left out, checksums and all."""
-    settings, arrays = load_folder(folder, kind=KIND, version=3)
-    whole = {name: np.array(array) for name, array in arrays.items()}
-    for name, array in changes.items():
-        del whole[name]
-        if array is not None:
-            whole[name] = array
-    save_folder(folder, kind=KIND, version=3, settings=settings, arrays=whole)
+    saved = load_folder(folder, kind=KIND, version=4)
+    index = saved.parts["index"]
+
+    def changed(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+        new = {name: changes.get(prefix + name, np.array(array)) for name, array in arrays.items()}
+        return {name: array for name, array in new.items() if array is not None}
+
+    parts = {"index": replace(index, arrays=changed(index.arrays, "index_"))}
+    save_folder(folder, replace(saved, arrays=changed(saved.arrays, ""), parts=parts))
+
+
+def test_a_folder_of_version_3_is_still_read(trained: Trained, tmp_path: Path) -> None:
+    """Its index had no version of its own: settings and arrays lay among those of the whole."""
+    trained.recommender.save(tmp_path / "new")
+    new = load_folder(tmp_path / "new", kind=KIND, version=4)
+    index = new.parts["index"]
+    settings = {"index": index.settings, "recommender": new.settings}
+    arrays = {**new.arrays, **{f"index_{name}": array for name, array in index.arrays.items()}}
+    save_folder(tmp_path / "old", Saved(KIND, 3, settings, arrays))
+    found = Recommender.load(tmp_path / "old").recommend([[]], 5)
+    expected = Recommender.load(tmp_path / "new").recommend([[]], 5)
+    assert found.items == expected.items
 
 
 @pytest.mark.parametrize(

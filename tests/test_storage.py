@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ import pytest
 from numpy.typing import NDArray
 
 from recprune import StorageError, storage
-from recprune.storage import load_folder, save_folder
+from recprune.storage import (
+    Saved,
+    json_checksum,
+    load_folder,
+    read_manifest,
+    save_folder,
+    saved_kind,
+)
+from recprune.types import Json
 
 ARRAYS: dict[str, NDArray[Any]] = {
     "numbers": np.arange(12, dtype=np.int64).reshape(3, 4),
@@ -29,11 +38,12 @@ ARRAYS: dict[str, NDArray[Any]] = {
 
 
 def save(folder: Path, value: int = 1) -> None:
-    save_folder(folder, kind="thing", version=2, settings={"value": value}, arrays=ARRAYS)
+    save_folder(folder, Saved("thing", 2, {"value": value}, ARRAYS))
 
 
-def load(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
-    return load_folder(folder, kind="thing", version=2, verify=verify)
+def load(folder: Path, *, verify: bool = True) -> tuple[Json, Mapping[str, Any]]:
+    saved = load_folder(folder, kind="thing", version=2, verify=verify)
+    return saved.settings, saved.arrays
 
 
 def test_what_is_saved_is_loaded_as_read_only_memory_maps(tmp_path: Path) -> None:
@@ -70,7 +80,7 @@ def test_other_people_s_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
     (tmp_path / "file").write_text("text")
-    save_folder(tmp_path / "other", kind="other", version=2, settings={}, arrays={})
+    save_folder(tmp_path / "other", Saved("other", 2, {}, {}))
     for name, what in [
         ("home", "something else"),
         ("file", "something else"),
@@ -158,7 +168,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
         "sha256": "",
     }
     manifest = {"kind": "thing", "version": 2, "settings": {}, "arrays": {"numbers": entry}}
-    manifest["sha256"] = storage._manifest_checksum(manifest)
+    manifest["sha256"] = json_checksum(manifest)
     (tmp_path / "thing" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="numbers.npy: cannot be read"):
         load(tmp_path / "thing", verify=False)
@@ -191,10 +201,10 @@ def test_a_reader_never_sees_half_of_two_folders(tmp_path: Path) -> None:
         """
         import itertools, sys
         import numpy as np
-        from recprune.storage import save_folder
+        from recprune.storage import Saved, save_folder
         for value in itertools.count():
-            save_folder(sys.argv[1], kind="thing", version=2, settings={"value": value},
-                        arrays={name: np.full(2000, value) for name in "abc"})
+            arrays = {name: np.full(2000, value) for name in "abc"}
+            save_folder(sys.argv[1], Saved("thing", 2, {"value": value}, arrays))
         """
     )
     writer = subprocess.Popen([sys.executable, "-c", program, folder])
@@ -228,10 +238,65 @@ def test_a_kill_in_the_midst_of_saving_leaves_the_old_one_whole(tmp_path: Path) 
         import numpy as np
         from recprune import storage
         storage._put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        storage.save_folder(sys.argv[1], kind="thing", version=2, settings={"value": 2},
-                            arrays={"numbers": np.arange(3)})
+        thing = storage.Saved("thing", 2, {"value": 2}, {"numbers": np.arange(3)})
+        storage.save_folder(sys.argv[1], thing)
         """
     )
     killed = subprocess.run([sys.executable, "-c", program, tmp_path / "thing"], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert load(tmp_path / "thing")[0] == {"value": 1}
+
+
+def nested(version: int = 7) -> Saved:
+    part = Saved("engine", version, {"cylinders": 4}, {"numbers": np.arange(5)})
+    return Saved("car", 1, {"doors": 2}, {"numbers": np.arange(3)}, {"engine": part})
+
+
+def test_a_part_has_a_kind_and_a_version_of_its_own(tmp_path: Path) -> None:
+    save_folder(tmp_path / "car", nested())
+    loaded = load_folder(tmp_path / "car", kind="car", version=1)
+    part = loaded.part("engine", "here")
+    assert (part.kind, part.version, part.settings) == ("engine", 7, {"cylinders": 4})
+    assert part.arrays["numbers"].tolist() == [0, 1, 2, 3, 4]
+    assert loaded.arrays["numbers"].tolist() == [0, 1, 2]
+    part.check(kind="engine", version=7, source="here")
+    part.check(kind="engine", version=9, oldest=7, source="here")
+    with pytest.raises(StorageError, match="here: engine format version 7, this recprune reads 8"):
+        part.check(kind="engine", version=8, source="here")
+    with pytest.raises(StorageError, match="this recprune reads 8 to 9"):
+        part.check(kind="engine", version=9, oldest=8, source="here")
+    with pytest.raises(StorageError, match="here: holds a saved engine, not a wheel"):
+        part.check(kind="wheel", version=7, source="here")
+    with pytest.raises(StorageError, match="here: the car has no wheel"):
+        loaded.part("wheel", "here")
+
+
+def test_a_damaged_part_is_noticed(tmp_path: Path) -> None:
+    save_folder(tmp_path / "car", nested())
+    path = tmp_path / "car" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["parts"]["engine"]["settings"], manifest["sha256"]
+    path.write_text(json.dumps(manifest | {"sha256": json_checksum(manifest)}))
+    with pytest.raises(StorageError, match="an incomplete part 'engine'"):
+        load_folder(tmp_path / "car", kind="car", version=1)
+
+
+def test_an_older_version_is_read_where_that_is_said(tmp_path: Path) -> None:
+    save(tmp_path / "thing")
+    assert load_folder(tmp_path / "thing", kind="thing", version=3, oldest=2).version == 2
+    with pytest.raises(StorageError, match="thing format version 2, this recprune reads 3"):
+        load_folder(tmp_path / "thing", kind="thing", version=3)
+
+
+def test_a_manifest_can_be_read_alone(tmp_path: Path) -> None:
+    save(tmp_path / "thing")
+    assert saved_kind(tmp_path / "thing") == "thing"
+    assert saved_kind(tmp_path) is saved_kind(tmp_path / "nowhere") is None
+    first = read_manifest(tmp_path / "thing")
+    save(tmp_path / "thing", 2)
+    assert read_manifest(tmp_path / "thing")["sha256"] != first["sha256"]
+    path = tmp_path / "thing" / "manifest.json"
+    path.write_text(path.read_text().replace('"value": 2', '"value": 3'))
+    with pytest.raises(StorageError, match="checksum does not match"):
+        read_manifest(tmp_path / "thing")
+    assert saved_kind(tmp_path / "thing") == "thing", "what is replaced need not be whole"

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "kernels/kernels.hpp"
@@ -151,6 +152,29 @@ inline void rank_list(std::size_t first_block, std::size_t last_block,
                 bases[block] = static_cast<std::uint8_t>(rank);
             else
                 steps[block] |= std::uint64_t{is_new} << lane;
+        }
+    }
+}
+
+// The inverse: writes every item's code to `codes`, item-major. Throws std::invalid_argument for an
+// item that the catalogue does not have, which a damaged file may name.
+inline void gather_codes(const ListLayout& lists, std::span<std::uint8_t> codes) {
+    std::fill(codes.begin(), codes.end(), std::uint8_t{0});
+    for (std::size_t list = 0; list < lists.num_sub_items; ++list) {
+        const auto end = static_cast<std::size_t>(lists.block_offsets[list + 1]) * kBlockItems;
+        for (auto place = static_cast<std::size_t>(lists.block_offsets[list]) * kBlockItems;
+             place < end; ++place) {
+            const Item item = lists.items[place];
+            if (item == kNoItem) continue;
+            const std::size_t first = item * lists.num_splits;
+            if (first >= codes.size()) throw std::invalid_argument("a list has an unknown item");
+            std::uint8_t* code = &codes[first];
+            code[0] = static_cast<std::uint8_t>(list);
+            if (lists.num_splits > 1)
+                code[1] = lists.second_codes_of(
+                    list)[lists.rank(place / kBlockItems, place % kBlockItems)];
+            for (std::size_t split = 2; split < lists.num_splits; ++split)
+                code[split] = lists.row(split)[place];
         }
     }
 }

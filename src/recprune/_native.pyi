@@ -1,5 +1,6 @@
 """The C++ core of recprune. Use the Python modules around it."""
 
+import enum
 from typing import Annotated, overload
 
 import numpy
@@ -29,6 +30,36 @@ def instruction_sets() -> list: ...
 
 def instruction_set() -> str: ...
 
+def record_fields() -> list: ...
+
+class QueryOverflowError(ValueError):
+    pass
+
+class Method(enum.Enum):
+    pqtopk = 0
+
+    recjpqprune = 1
+
+    scan = 2
+
+    cells = 3
+
+    auto = 4
+
+    default = 5
+
+class MethodSettings:
+    def __init__(self, method: Method, sub_items_per_step: int, max_steps: int, over_inflation: float, deadline_ns: int) -> None: ...
+
+class Restrictions:
+    def __init__(self) -> None: ...
+
+    def set_exclude(self, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_allow(self, words: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def set_floors(self, scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
 class SearchIndex:
     def __init__(self, num_items: int, transposed: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
 
@@ -46,4 +77,8 @@ class SearchIndex:
 
     def sub_item_scores(self, sequence_embeddings: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
 
-    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], are_scores: bool, k: int, method: int, threads: int, exclude_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, exclude_items: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, allow: Annotated[NDArray[numpy.uint64], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, sub_items_per_step: int, max_steps: int, over_inflation: float, deadline_ns: int, ids: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], records: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], visited: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')] | None, floors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
+    def codes_of_lists(self) -> NDArray[numpy.uint8]: ...
+
+    def refuse_overflow(self, tables: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], largest_bias: float) -> None: ...
+
+    def search(self, queries: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], are_scores: bool, k: int, threads: int, settings: MethodSettings, restrictions: Restrictions | None, ids: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], scores: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], records: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], visited: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')] | None) -> None: ...

@@ -7,9 +7,9 @@ nor the log that it was trained on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,10 +22,12 @@ from recprune.models.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEnco
 from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
+from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
-from recprune.search.methods import Default, Method, find_method
-from recprune.search.top_k import SearchStats
-from recprune.storage import load_folder, save_folder
+from recprune.search.methods import Method, find_method, stopped_at
+from recprune.search.question import Searchable, mask_of
+from recprune.search.top_k import SearchStats, TopK
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
     Float32Array,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from recprune.training.loop import EpochReport
 
 KIND = "recommender"
-_VERSION = 3
+_VERSION = 4  # of the format
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
@@ -61,6 +63,9 @@ class Recommendations:
     by_popularity: NDArray[np.bool_]  # which histories had nothing to go by
     stats: SearchStats | None  # of the searches, for the histories that had
     milliseconds: dict[str, float]  # spent in each stage
+    sequence_embeddings: Float32Array  # [histories that had, d]
+    excluded: list[Int64Array]  # internal ids that each answer had to leave out
+    top: TopK | None  # the answer of the index itself, for the histories that had
 
 
 class Recommender:
@@ -180,12 +185,10 @@ class Recommender:
 
     def save(self, folder: str | Path) -> None:
         """Write the recommender as a folder, in place of an older one if there is one."""
-        index_settings, index_arrays = self.index.parts()
         arrays: dict[str, NDArray[Any]] = {
             "popularity": self.popularity,
             "encoder_onnx": np.frombuffer(self._export(), np.uint8),
             **self.item_ids.to_arrays("item_ids"),
-            **{f"index_{name}": array for name, array in index_arrays.items()},
             # The vectors of the items are the index's already.
             **{
                 f"weights_{name}": array
@@ -193,8 +196,8 @@ class Recommender:
                 if not name.startswith("embedding.")
             },
         }
-        settings = {"index": index_settings, "recommender": self.settings}
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+        parts = {"index": self.index.parts()}
+        save_folder(folder, Saved(KIND, _VERSION, self.settings, arrays, parts))
 
     @classmethod
     def load(
@@ -213,10 +216,12 @@ class Recommender:
         if encoder not in get_args(EncoderKind):
             expected = ", ".join(get_args(EncoderKind))
             raise InputError(f"encoder is {encoder!r}, expected one of {expected}")
-        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=3, verify=verify)
         try:
-            own = settings["recommender"]
-            index = Index.from_parts(settings["index"], _with_prefix(arrays, "index_"), str(folder))
+            if saved.version == 3:
+                saved = _from_version_3(saved)
+            own, arrays = saved.settings, saved.arrays
+            index = Index.from_parts(saved.part("index", str(folder)), str(folder))
             item_ids = ids_from_arrays(arrays, "item_ids")
             if item_ids is None:
                 raise KeyError("item_ids")
@@ -240,57 +245,82 @@ class Recommender:
         k: int = 10,
         *,
         exclude_seen: bool = True,
-        allow: Sequence[ExternalId] | NDArray[np.bool_] | None = None,
+        exclude: Sequence[ExternalId] = (),
+        allow: Sequence[ExternalId] | NDArray[np.bool_] | NDArray[np.uint64] | None = None,
         method: str | Method = "auto",
+        deadline: float | None = None,
         threads: int = 1,
+        index: Searchable | None = None,
     ) -> Recommendations:
         """Return the best k items for each history of external ids, oldest first.
 
         Items that the catalogue does not have are left out and reported. A history of which nothing
-        is left gets the most popular items. `exclude_seen` leaves out what is in the history;
-        `allow` restricts the answer to some items, given by id or as a mask over the catalogue.
+        is left gets the most popular items. `exclude_seen` leaves out what is in the history,
+        `exclude` further items, whether or not the catalogue has them; `allow` restricts the answer
+        to some items, given by id, or as a mask or bits over the catalogue. A search that is not
+        done at `deadline`, by `time.monotonic()`, returns the best found so far, and its statistics
+        say whether that is exact. `index` is another one of the same items, such as a
+        `ShardedIndex`.
         """
         clock = _Clock()
         k = checked_k(k)
-        chosen, _ = find_method(method)
+        chosen = find_method(method)
         checked_threads(threads)
+        if deadline is not None:
+            stopped_at(chosen, deadline)  # refused, if at all, before anything is computed
         known, unknown = self._internal(histories)
+        excluded = [self._find_known(exclude)] * len(known)
+        if exclude_seen:
+            excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
         allowed = self._allowed(allow)
         clock.lap("look up")
-        answered = [place for place, items in enumerate(known) if len(items)]
+        answered = np.array([len(items) > 0 for items in known], np.bool_)
         ids = np.full((len(known), k), -1, np.int64)
         scores = np.full((len(known), k), -np.inf, np.float32)
-        stats = None
-        if answered:
-            embeddings = self.encoder.encode([known[place] for place in answered])
+        embeddings, top = np.empty((0, self.index.width), np.float32), None
+        if answered.any():
+            embeddings = self.encoder.encode([items for items in known if len(items)])
             clock.lap("encode")
-            exclude = [known[place] for place in answered] if exclude_seen else None
-            if isinstance(chosen, Default):  # the one method that works without sub-item scores
-                top = self.index.search(
-                    embeddings, k, method=chosen, exclude=exclude, allow=allowed
-                )
-            else:
-                tables = self.index.sub_item_scores(embeddings)
-                clock.lap("sub-item scores")
-                top = self.index.search_scores(
-                    tables, k, method=chosen, exclude=exclude, allow=allowed, threads=threads
-                )
-            ids[answered], scores[answered], stats = top.ids, top.scores, top.stats
+            left_out = list(compress(excluded, answered))
+            top = (index or self.index).search(
+                embeddings,
+                k,
+                method=chosen if deadline is None else stopped_at(chosen, deadline),
+                exclude=left_out if any(map(len, left_out)) else None,
+                allow=allowed,
+                threads=threads,
+            )
             clock.lap("search")
-        by_popularity = np.ones(len(known), np.bool_)
-        by_popularity[answered] = False
-        for place in np.flatnonzero(by_popularity):
-            best = self._most_popular if allowed is None else self._most_popular[
-                allowed[self._most_popular]
-            ]  # fmt: skip
-            best = best[:k]
+            clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
+            ids[answered], scores[answered] = top.ids, top.scores
+        for place in np.flatnonzero(~answered):
+            best = self._most_popular_items(k, excluded[place], allowed)
             ids[place, : len(best)] = best
             scores[place, : len(best)] = self.popularity[best]
-        items = [self.item_ids.take(row[row >= 0].tolist()) for row in ids]
+        items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
         clock.lap("answer")
         return Recommendations(
-            [list(row) for row in items], ids, scores, unknown, by_popularity, stats, clock.laps
+            items=items,
+            ids=ids,
+            scores=scores,
+            unknown=unknown,
+            by_popularity=~answered,
+            stats=top.stats if top is not None else None,
+            milliseconds=clock.laps,
+            sequence_embeddings=embeddings,
+            excluded=excluded,
+            top=top,
         )
+
+    def _most_popular_items(
+        self, k: int, excluded: Int64Array, allowed: NDArray[Any] | None
+    ) -> Int64Array:
+        best = self._most_popular
+        if allowed is not None:
+            mask = allowed if allowed.dtype == np.bool_ else mask_of(allowed, len(best))
+            best = best[mask[best]]
+        best = best[: k + len(excluded)]  # enough, whichever of them are excluded
+        return best[~np.isin(best, excluded)][:k]
 
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
@@ -314,11 +344,23 @@ class Recommender:
             unknown.append([whole[start + place] for place in np.flatnonzero(items < 0)])
         return known, unknown
 
+    def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:
+        if isinstance(external_ids, str | bytes) or not hasattr(external_ids, "__iter__"):
+            raise InputError(f"exclude is {external_ids!r}, expected a sequence of item ids")
+        found = self.item_ids.find_all(list(external_ids))
+        return found[found >= 0]
+
     def _allowed(
-        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | None
-    ) -> NDArray[np.bool_] | None:
+        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | NDArray[np.uint64] | None
+    ) -> NDArray[Any] | None:
+        """Return which items are allowed, as a mask or as bits."""
         if allow is None:
             return None
+        if isinstance(allow, np.ndarray) and allow.dtype == np.uint64:
+            words = -(-len(self.item_ids) // 64)
+            if allow.shape != (words,):
+                raise InputError(f"allow has shape {list(allow.shape)}, expected [{words}]")
+            return allow
         if isinstance(allow, np.ndarray) and allow.dtype == np.bool_:
             if allow.shape != (len(self.item_ids),):
                 raise InputError(
@@ -348,6 +390,28 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] = 1000.0 * (now - self._last)
         self._last = now
+
+    def divide(self, name: str, first: str, share: float) -> None:
+        """Give a share of a lap to its first part, as a lap of its own."""
+        whole = self.laps.pop(name)
+        self.laps |= {first: share * whole, name: (1.0 - share) * whole}
+
+
+def _share_of_scoring(stats: SearchStats) -> float:
+    """Return which share of the time of searches went into sub-item scores."""
+    whole = int(stats.nanoseconds.sum())
+    return int(stats.sub_item_score_nanoseconds.sum()) / whole if whole else 0.0
+
+
+def _from_version_3(saved: Saved) -> Saved:
+    """Return a recommender of an older format, whose index had no version of its own, as a new one.
+
+    That index was of version 4.
+    """
+    arrays = {name: array for name, array in saved.arrays.items() if not name.startswith("index_")}
+    index_arrays = _with_prefix(saved.arrays, "index_")
+    index = Saved(INDEX_KIND, 4, saved.settings["index"], index_arrays)
+    return Saved(KIND, _VERSION, saved.settings["recommender"], arrays, {"index": index})
 
 
 def _export(model: SequenceModel) -> bytes:
@@ -414,7 +478,7 @@ def _torch_encoder(
     return TorchEncoder(model, settings.model.length)
 
 
-def _with_prefix(arrays: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+def _with_prefix(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     return {
         name.removeprefix(prefix): array
         for name, array in arrays.items()

@@ -2,7 +2,8 @@
 
 The folder is written under a temporary name and put in place in one step, so a reader sees the old
 one or the new one, whole. The manifest carries a format version, the caller's settings, and a
-checksum for itself and for every array. Nothing is ever unpickled.
+checksum for itself and for every array. What is saved inside something else (an index in a
+recommender) is a part, with a kind and a format version of its own. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +30,52 @@ MANIFEST = "manifest.json"
 _ATTEMPTS = 20  # to load a folder that others keep replacing
 
 
-def save_folder(
-    folder: str | Path,
-    *,
-    kind: str,
-    version: int,
-    settings: Json,
-    arrays: Mapping[str, NDArray[Any]],
-) -> None:
-    """Write `arrays` and `settings` as a folder of the given kind.
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds, or a part of it: settings, arrays, and further parts by name."""
+
+    kind: str
+    version: int  # of the format
+    settings: Json
+    arrays: Mapping[str, NDArray[Any]]
+    parts: Mapping[str, Saved] = field(default_factory=dict)
+
+    def part(self, name: str, source: str) -> Saved:
+        """Return a part by its name; `source` says in an error where the whole came from."""
+        if name not in self.parts:
+            raise StorageError(f"{source}: the {self.kind} has no {name}")
+        return self.parts[name]
+
+    def check(self, *, kind: str, version: int, oldest: int | None = None, source: str) -> None:
+        """Refuse anything but this kind, in this format version or one from `oldest` on."""
+        if self.kind != kind:
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise StorageError(f"{source}: holds a saved {self.kind}, not {article} {kind}")
+        known = range(version if oldest is None else oldest, version + 1)
+        if self.version not in known:
+            raise StorageError(
+                f"{source}: {kind} format version {self.version}, this recprune reads "
+                + " to ".join(dict.fromkeys([str(known[0]), str(known[-1])]))
+            )
+
+
+def save_folder(folder: str | Path, saved: Saved) -> None:
+    """Write everything as a folder of its kind.
 
     An existing folder of the same kind is replaced; anything else in the way is left alone and
     refused, so that a mistyped path cannot cost anybody their files.
     """
     target = Path(os.path.realpath(folder))  # a link stays, what it points to is replaced
     try:
-        check_target(target, kind=kind)
+        check_target(target, kind=saved.kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise StorageError(f"{target}: cannot be written: {_reason(error)}") from None
     try:
         temporary.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would lock out the service's own user
-        entries = {name: _write_array(temporary, name, array) for name, array in arrays.items()}
-        manifest: Json = {
-            "kind": kind,
-            "version": version,
-            "written_by": f"recprune {VERSION}",
-            "settings": settings,
-            "arrays": entries,
-        }
-        manifest["sha256"] = _manifest_checksum(manifest)
+        manifest = _write_part(temporary, saved, "") | {"written_by": f"recprune {VERSION}"}
+        manifest["sha256"] = json_checksum(manifest)
         with (temporary / MANIFEST).open("w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=2, ensure_ascii=False)
             file.write("\n")
@@ -73,35 +90,29 @@ def save_folder(
 
 
 def load_folder(
-    folder: str | Path, *, kind: str, version: int, verify: bool = True
-) -> tuple[Json, dict[str, NDArray[Any]]]:
-    """Return the settings and the read-only, memory-mapped arrays of a saved folder.
+    folder: str | Path, *, kind: str, version: int, oldest: int | None = None, verify: bool = True
+) -> Saved:
+    """Return what a folder holds, with read-only, memory-mapped arrays.
 
-    `verify=False` skips the arrays' checksums (which read every byte) but still compares each
-    file's size, type and shape with the manifest.
+    It must be in this format version, or in one from `oldest` on. `verify=False` skips the arrays'
+    checksums (which read every byte) but still compares each file's size, type and shape with the
+    manifest.
     """
     source = Path(folder)
     for attempt in range(_ATTEMPTS):
-        try:
-            opened = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
-            raise StorageError(f"{source}: not a saved {kind}: no such folder") from None
-        except OSError as error:
-            raise StorageError(f"{source}: cannot be read: {_reason(error)}") from None
+        opened = _open_folder(source, kind)
         try:
             # Everything is opened relative to this one folder: if a save swaps another one in
             # meanwhile, we still see a single one whole.
-            manifest = _read_manifest(source, opened, kind, version)
-            arrays = {
-                name: _read_array(source, opened, name, entry, verify)
-                for name, entry in manifest["arrays"].items()
-            }
+            manifest = _read_manifest(source, opened, kind)
+            said = Saved(manifest["kind"], manifest["version"], {}, {})
+            said.check(kind=kind, version=version, oldest=oldest, source=str(source))
+            _check_manifest(source, manifest)
+            return _read_part(source, opened, manifest, "", verify)
         except _VanishedError as error:
             # A save has swapped our folder out and removed it: begin again with the new one.
             if attempt == _ATTEMPTS - 1 or _is_same_folder(source, opened):
                 raise StorageError(str(error)) from None
-        else:
-            return manifest["settings"], arrays
         finally:
             os.close(opened)
     raise AssertionError("unreachable")
@@ -118,11 +129,51 @@ def _is_same_folder(source: Path, opened: int) -> bool:
         return False
 
 
+def _open_folder(source: Path, kind: str) -> int:
+    try:
+        return os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StorageError(f"{source}: not a saved {kind}: no such folder") from None
+    except OSError as error:
+        raise StorageError(f"{source}: cannot be read: {_reason(error)}") from None
+
+
 def _open_inside(opened: int, name: str) -> Any:
     return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=opened))
 
 
-def _read_manifest(source: Path, opened: int, kind: str, version: int) -> Json:
+def saved_kind(folder: str | Path) -> str | None:
+    """Return what kind of thing a folder says that it holds; None if it says nothing.
+
+    Damage is not looked for: a folder that is to be replaced need not be whole.
+    """
+    try:
+        return str(_manifest_of(Path(folder), "folder")["kind"])
+    except StorageError:
+        return None
+
+
+def read_manifest(folder: str | Path, kind: str = "folder") -> Json:
+    """Return the manifest of a saved folder of any kind; `kind` is what a message calls it.
+
+    Its "sha256" covers the whole of it, and with it the checksums of all arrays.
+    """
+    manifest = _manifest_of(Path(folder), kind)
+    _check_manifest(Path(folder), manifest)
+    return manifest
+
+
+def _manifest_of(source: Path, kind: str) -> Json:
+    opened = _open_folder(source, kind)
+    try:
+        return _read_manifest(source, opened, kind)
+    except _VanishedError as error:
+        raise StorageError(str(error)) from None
+    finally:
+        os.close(opened)
+
+
+def _read_manifest(source: Path, opened: int, kind: str) -> Json:
     path = source / MANIFEST
     try:
         with _open_inside(opened, MANIFEST) as file:
@@ -132,21 +183,60 @@ def _read_manifest(source: Path, opened: int, kind: str, version: int) -> Json:
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from None
     try:
-        manifest = json.loads(text)
-        checksum = manifest.pop("sha256")
-        found, found_version = manifest["kind"], manifest["version"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        manifest: Json = json.loads(text)
+        _ = manifest["kind"], manifest["version"], manifest["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise StorageError(f"{path}: not a recprune manifest, or a truncated one") from None
-    if found != kind:
-        article = "an" if kind[0] in "aeiou" else "a"
-        raise StorageError(f"{source}: holds a saved {found}, not {article} {kind}")
-    if found_version != version:
+    return manifest
+
+
+def _check_manifest(source: Path, manifest: Json) -> None:
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    if manifest["sha256"] != json_checksum(content):
         raise StorageError(
-            f"{source}: {kind} format version {found_version}, this recprune reads {version}"
+            f"{source / MANIFEST}: checksum does not match: the manifest was changed or damaged"
         )
-    if checksum != _manifest_checksum(manifest):
-        raise StorageError(f"{path}: checksum does not match: the manifest was changed or damaged")
-    return dict(manifest)
+
+
+def _write_part(folder: Path, saved: Saved, prefix: str) -> Json:
+    """Write the arrays of a part and of its own parts, and return its entry in the manifest."""
+    entry: Json = {
+        "kind": saved.kind,
+        "version": saved.version,
+        "settings": saved.settings,
+        "arrays": {
+            name: _write_array(folder, f"{prefix}{name}", array)
+            for name, array in saved.arrays.items()
+        },
+    }
+    if saved.parts:
+        entry["parts"] = {
+            name: _write_part(folder, part, f"{prefix}{name}_")
+            for name, part in saved.parts.items()
+        }
+    return entry
+
+
+def _read_part(source: Path, opened: int, entry: Json, prefix: str, verify: bool) -> Saved:
+    try:
+        kind, version, settings = entry["kind"], entry["version"], entry["settings"]
+        arrays, parts = dict(entry["arrays"]), dict(entry.get("parts", {}))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        what = f"part {prefix[:-1]!r}" if prefix else "manifest"
+        raise StorageError(f"{source / MANIFEST}: an incomplete {what}") from None
+    return Saved(
+        kind,
+        version,
+        settings,
+        {
+            name: _read_array(source, opened, f"{prefix}{name}", array, verify)
+            for name, array in arrays.items()
+        },
+        {
+            name: _read_part(source, opened, part, f"{prefix}{name}_", verify)
+            for name, part in parts.items()
+        },
+    )
 
 
 def _read_array(source: Path, opened: int, name: str, entry: Json, verify: bool) -> NDArray[Any]:
@@ -224,12 +314,9 @@ def check_target(folder: str | Path, *, kind: str) -> None:
         return
     if target.is_dir() and not any(target.iterdir()):
         return
-    try:
-        found = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["kind"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = None
+    found = saved_kind(target)
     if found != kind:
-        what = f"a saved {found}" if isinstance(found, str) else "something else"
+        what = f"a saved {found}" if found is not None else "something else"
         raise StorageError(f"{target}: already exists and is {what}, not a {kind}; not overwritten")
 
 
@@ -275,8 +362,9 @@ def _exchange(first: Path, second: Path) -> None:
     aside.rename(first)
 
 
-def _manifest_checksum(manifest: Json) -> str:
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def json_checksum(value: Json) -> str:
+    """Return the SHA-256 of a value's one canonical text."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,9 @@ def test_what_is_prepared_cannot_be_written_to() -> None:
 def test_a_folder_that_lacks_an_array_is_refused(tmp_path: Path, missing: str) -> None:
     folder = tmp_path / "prepared"
     cycle().save(folder)
-    settings, arrays = load_folder(folder, kind=KIND, version=1)
-    whole = {name: np.array(array) for name, array in arrays.items()}
-    del whole[missing]
-    save_folder(folder, kind=KIND, version=1, settings=settings, arrays=whole)
+    saved = load_folder(folder, kind=KIND, version=1)
+    rest = {name: np.array(array) for name, array in saved.arrays.items() if name != missing}
+    save_folder(folder, replace(saved, arrays=rest))
     with pytest.raises(StorageError, match=f"has no {missing.removesuffix('_numbers')}"):
         Prepared.load(folder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -681,10 +681,20 @@ def test_parts_that_do_not_fit_together_are_refused(
     index, _, case = trained
     bias = np.zeros(len(case.codes), np.float32)
     index = Index.build(case.codes, index.sub_item_embeddings(), item_bias=bias)
-    settings, arrays = index.parts()
-    arrays[name] = arrays[name][:-1].copy()
+    parts = index.parts()
+    arrays = {**parts.arrays, name: parts.arrays[name][:-1].copy()}
     with pytest.raises(StorageError, match="mine: an incomplete index: .* do not fit"):
-        Index.from_parts(settings, arrays, "mine")
+        Index.from_parts(replace(parts, arrays=arrays), "mine")
+
+
+def test_parts_of_another_kind_or_version_are_refused(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    parts = trained[0].parts()
+    with pytest.raises(StorageError, match="mine: index format version 99, this recprune reads 4"):
+        Index.from_parts(replace(parts, version=99), "mine")
+    with pytest.raises(StorageError, match="mine: holds a saved codebook, not an index"):
+        Index.from_parts(replace(parts, kind="codebook"), "mine")
 
 
 @pytest.mark.parametrize("layout", ["full", "compact"])

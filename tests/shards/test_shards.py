@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,21 +16,22 @@ from numpy.typing import NDArray
 
 from recprune import Index, InputError, StorageError
 from recprune.cli import main
-from recprune.search.checks import checked_allow, checked_exclude
-from recprune.search.methods import METHODS, Auto, RecJPQPrune, Scan
+from recprune.search.methods import METHODS, Auto, Method, RecJPQPrune, Scan
+from recprune.search.question import Question, checked_question
 from recprune.search.top_k import RECORD, TopK
 from recprune.shards.answers import (
     Answer,
-    Question,
     answer,
     best_possible_scores,
     kth_scores,
     merge,
     merge_records,
+    message_for,
     plan_rounds,
     read_answer,
 )
 from recprune.shards.folder import (
+    KIND,
     Shard,
     ShardInputs,
     load_shard,
@@ -38,6 +41,7 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
+from recprune.storage import MANIFEST, Saved, load_folder, save_folder
 from recprune.types import Float32Array
 from tests.search.test_search import Case, cases, methods_for
 
@@ -69,7 +73,7 @@ def search_pieces(
             floors = kth_scores(list(answers.values()), question.k)
             for place in step:
                 shard, index = pieces[place]
-                message = question.message(rows, shard, floors)
+                message = message_for(question, rows, shard, floors)
                 answers[place] = read_answer(answer(index, message))
         ordered = [(pieces[place][0], answers[place]) for place in sorted(answers)]
         ids, scores = merge(ordered, rows.stop - rows.start, question.k)
@@ -89,12 +93,12 @@ def assert_equal(
 
 
 def question_of(
-    tables: Float32Array, k: int, method: str, exclude: Any, allow: Any, num_items: int
+    tables: Float32Array, k: int, method: str | Method, exclude: Any, allow: Any, num_items: int
 ) -> Question:
-    offsets, excluded = checked_exclude(exclude, len(tables), False, num_items)
-    allowed = checked_allow(allow, len(tables), num_items)
-    queries = tables.reshape(len(tables), -1)
-    return Question(queries, True, k, METHODS[method], 1, offsets, excluded, allowed)
+    shape = SimpleNamespace(
+        num_items=num_items, num_splits=tables.shape[1], num_sub_items=tables.shape[2], width=0
+    )
+    return checked_question(shape, tables, k, method, exclude, allow, name="sub_item_scores")
 
 
 # What a shard has ------------------------------------------------------------------------------
@@ -205,7 +209,7 @@ def test_later_rounds_score_fewer_items() -> None:
     assert scored[4] < scored[2] < scored[1]
     shard, index = pieces_of(case, 4)[3]
     for name, floors in (("without", None), ("with", expected.scores[:, -1])):
-        sent[name] = len(answer(index, question.message(slice(0, 8), shard, floors)))
+        sent[name] = len(answer(index, message_for(question, slice(0, 8), shard, floors)))
     assert sent["with"] < sent["without"], "what lies below the floor is not sent"
 
 
@@ -217,7 +221,7 @@ def test_bounds_of_unsafe_searches_hold_for_all_shards(method: Any) -> None:
     case = Case(codes, tables[0], 10, None, None, None)
     exact = case.index().search_scores(tables, 40_000)
     for rounds in (1, 2, 3):
-        question = Question(tables.reshape(5, -1), True, 10, method, 1, None, None, None)
+        question = question_of(tables, 10, method, None, None, 20_000)
         found = search_pieces(pieces_of(case, 3), question, 20_000, rounds, 0)
         ids, _, records = found
         for query in range(5):
@@ -276,10 +280,10 @@ def test_figures_of_shards_are_added_up() -> None:
         ids = np.array([[7]], np.uint32)
         return ids, np.array([[1.0]], np.float32), record.view(np.int64).reshape(1, -1)
 
-    first = said(3, 1, 1, 10, 100, 1000, 1.0, 1.0, 5)
-    second = said(2, 0, 2, 20, 200, 2000, 1.0, 9.0, 5)
+    first = said(3, 1, 1, 10, 100, 1000, 1.0, 1.0, 5, 3)
+    second = said(2, 0, 2, 20, 200, 2000, 1.0, 9.0, 5, 4)
     merged = merge_records([first, second], np.array([[1.0, 1.0]], np.float32), 500)
-    assert merged[0].tolist() == (2, 0, 3, 30, 300, 3000, 1.0, 9.0, 0)
+    assert merged[0].tolist() == (2, 0, 3, 30, 300, 3000, 1.0, 9.0, 0, 4)
 
 
 # On disk -----------------------------------------------------------------------------------------
@@ -294,6 +298,31 @@ def model(tmp_path: Path) -> tuple[NDArray[np.uint8], Float32Array, Float32Array
     for name, array in (("codes", codes), ("embeddings", embeddings), ("bias", bias)):
         np.save(tmp_path / f"{name}.npy", array)
     return codes, embeddings, bias
+
+
+def test_a_folder_of_version_1_is_still_read(
+    model: tuple[NDArray[np.uint8], Float32Array, Float32Array], tmp_path: Path
+) -> None:
+    """Its vectors had no version, and it knew shards by the checksums of their manifests' files."""
+    codes, embeddings, _ = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 2)
+    new = load_folder(folder, kind=KIND, version=2)
+    entries = [dict(entry) for entry in new.settings["shards"]]
+    for entry in entries:
+        manifest = shard_folder(folder, entry["number"]) / MANIFEST
+        entry["manifest_sha256"] = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    arrays = {"transposed_embeddings": new.parts["vectors"].arrays["transposed_embeddings"]}
+    old = Saved(KIND, 1, {**new.settings, "shards": entries, "num_sub_items": 256}, arrays)
+    save_folder(tmp_path / "old", old)
+    for name in ("transposed_embeddings.npy", MANIFEST):
+        (tmp_path / "old" / name).replace(folder / name)
+    opened = read_folder(folder)
+    assert np.array_equal(opened.vectors.sub_item_embeddings(), embeddings)
+    for shard in opened.shards:
+        assert load_shard(shard_folder(folder, shard.number), shard.manifest_sha256).num_items
+    with pytest.raises(StorageError, match="holds another index"):
+        load_shard(shard_folder(folder, 0), opened.shards[1].manifest_sha256)
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -414,13 +443,14 @@ def test_only_what_we_wrote_is_swept(model: Any, tmp_path: Path) -> None:
         (folder / name).write_text("mine")
     others = {name for name in everything_in(folder) if "letter" in name or "shard-00003/" in name}
     others |= {"shard-notes.txt", "shard-00008.json", ".shard-of-mine"}
+    (folder / "transposed_embeddings.npy").write_bytes(b"of version 1")
     (folder / ".shard-00001.abcdefgh").mkdir()  # as a kill leaves it
     (folder / ".shard-00001.abcdefgh" / "codes.npy").write_bytes(b"half")
     (folder / ".shard-00001.json.a_cdefg1").write_bytes(b"half")
     write_shards(codes, embeddings, folder, 2)
     kept = {"shard-00000", "shard-00001"}
     left = {name for name in everything_in(folder) if name.split("/")[0].split(".")[0] not in kept}
-    assert left == others | {"manifest.json", "transposed_embeddings.npy"}
+    assert left == others | {"manifest.json", "vectors_transposed_embeddings.npy"}
 
 
 def test_half_a_mark_is_no_obstacle(model: Any, tmp_path: Path) -> None:

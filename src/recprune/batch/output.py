@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import TypeAlias
 
 from recprune.batch.parts import PartReport, finished_part, noted_sha256, part_name
 from recprune.batch.plan import Plan
-from recprune.storage import MANIFEST, writing_file
+from recprune.storage import MANIFEST, json_checksum, read_manifest, writing_file
 from recprune.types import VERSION, Json, Progress, StorageError, no_progress
 
 PLAN = "plan.json"
@@ -97,12 +96,11 @@ def _finished_parts(plan: Plan, folder: Path, progress: Progress) -> dict[int, P
 def _manifest_checksums(plan: Plan, folder: Path) -> dict[str, str]:
     """Return the checksums of all parts by the manifest; none where there is none to be trusted."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        said = manifest.pop("sha256")
-        if said != _json_sha256(manifest) or manifest["plan"] != _json_sha256(plan.to_json()):
+        manifest = read_manifest(folder)
+        if manifest["plan"] != json_checksum(plan.to_json()):
             return {}
         return {entry["name"]: entry["sha256"] for entry in manifest["parts"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (StorageError, KeyError, TypeError):
         return {}
 
 
@@ -156,12 +154,12 @@ def write_manifest(plan: Plan, folder: Path, reports: Sequence[PartReport]) -> N
         "version": _VERSION,
         "written_by": f"recprune {VERSION}",
         "settings": asdict(plan.settings),
-        "plan": _json_sha256(plan.to_json()),
+        "plan": json_checksum(plan.to_json()),
         "recommender": plan.recommender_sha256,
         "rows": plan.num_rows,
         "parts": [_entry(folder, report) for report in reports],
     }
-    manifest["sha256"] = _json_sha256(manifest)
+    manifest["sha256"] = json_checksum(manifest)
     _write_json(folder / MANIFEST, manifest)
 
 
@@ -187,8 +185,3 @@ def _write_json(path: Path, value: Json) -> None:
             )
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error}") from None
-
-
-def _json_sha256(value: Json) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()

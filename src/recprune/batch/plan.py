@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from recprune.data.identifiers import IntegerIds
 from recprune.recommender import Recommender
 from recprune.search.checks import MAX_ITEMS, checked_count
-from recprune.storage import MANIFEST
-from recprune.types import InputError, Json, Progress, StorageError, needs_extra, no_progress
+from recprune.storage import read_manifest
+from recprune.types import InputError, Json, Progress, needs_extra, no_progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,11 +158,7 @@ def make_plan(
 
 def recommender_checksum(folder: str | Path) -> str:
     """Return the checksum of a saved recommender, as its manifest has it."""
-    try:
-        manifest = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8"))
-        return str(manifest["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{folder}: not a saved recommender: {error}") from None
+    return str(read_manifest(folder, "recommender")["sha256"])
 
 
 def _parquet_files(source: Path, progress: Progress) -> list[Path]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recprune.data.identifiers import ExternalId, IntegerIds
+from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
@@ -41,7 +41,8 @@ def run(parsed: argparse.Namespace) -> None:
     """Do it."""
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
     if parsed.history is not None:
-        _answer(recommender, [_ids(recommender, _words(parsed.history))], parsed, None)
+        history = coerce_ids(recommender.item_ids, _words(parsed.history))
+        _answer(recommender, [history], parsed, None)
         return
     batch: list[list[ExternalId]] = []
     line = 0
@@ -130,7 +131,7 @@ def _histories(
 ) -> Iterator[list[ExternalId]]:
     for number, line in enumerate(lines, 1):
         try:
-            yield _ids(recommender, _parse(line.strip()))
+            yield coerce_ids(recommender.item_ids, _parse(line.strip()))
         except InputError as error:
             raise InputError(f"{source}, line {number}: {error}") from None
 
@@ -150,23 +151,6 @@ def _parse(line: str) -> list[Any]:
 
 def _words(text: str) -> list[Any]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _ids(recommender: Recommender, values: list[Any]) -> list[ExternalId]:
-    """Take words for numbers where the catalogue has numbers."""
-    if not isinstance(recommender.item_ids, IntegerIds):
-        return [str(value) for value in values]
-    return [_number(value) for value in values]
-
-
-def _number(value: Any) -> Any:
-    """Return the integer that a word or a number stands for; others are nobody's id."""
-    if isinstance(value, float) and not value.is_integer():
-        return str(value)
-    try:
-        return int(value) if isinstance(value, str | float) else value
-    except (ValueError, OverflowError):
-        return value
 
 
 def _say(message: str) -> None:

@@ -143,6 +143,7 @@ ExternalIds: TypeAlias = IntegerIds | StringIds
 
 _INTEGERS = (int, np.integer)
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
+_MOST_DIGITS = 40  # of an id given as text: more than any int64 has
 
 
 def _is_int64(value: object) -> TypeGuard[int]:
@@ -162,6 +163,28 @@ def _utf8(value: object) -> bytes | None:
         return value.encode()
     except UnicodeEncodeError:  # half a character: in no file that could be read
         return None
+
+
+def coerce_ids(ids: object, given: Iterable[object]) -> list[Any]:
+    """Return ids that came as text or JSON in the type that a catalogue's ids have.
+
+    Where those are integers, "17" and 17.0 are 17; where they are strings, 17 is "17". What cannot
+    be converted stays as it is, and will not be found.
+    """
+    if isinstance(ids, StringIds):
+        return [str(value) for value in given]
+    return [_as_integer(value) for value in given]
+
+
+def _as_integer(value: object) -> object:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if not isinstance(value, str):
+        return value
+    digits = value.removeprefix("-")
+    # Not by int() alone: it takes "1_0" and "٥" for numbers, and minutes for a million digits.
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    return int(value) if is_number else value
 
 
 def ids_from_arrays(arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
 from recprune.data.interactions import Interactions
-from recprune.storage import load_folder, save_folder
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
     CodeArray,
@@ -106,12 +106,13 @@ class Codebook:
         if self.item_ids is not None:
             arrays |= self.item_ids.to_arrays("item_ids")
         settings = {"num_sub_items": int(self.num_sub_items), "assignment": self.settings}
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+        save_folder(folder, Saved(KIND, _VERSION, settings, arrays))
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Codebook:
         """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
-        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        saved = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        settings, arrays = saved.settings, saved.arrays
         item_ids = ids_from_arrays(arrays, "item_ids")
         try:
             return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
 from recprune.preparation.targets import Targets
-from recprune.storage import load_folder, save_folder
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     CodeArray,
     InputError,
@@ -100,7 +100,7 @@ class Prepared:
     def save(self, folder: str | Path) -> None:
         """Write everything as a folder, in place of an older one if there is one."""
         settings = {"num_sub_items": self.num_sub_items, "preparation": self.settings}
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=self._arrays())
+        save_folder(folder, Saved(KIND, _VERSION, settings, self._arrays()))
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {
@@ -119,7 +119,8 @@ class Prepared:
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Prepared:
         """Memory-map a saved folder; `verify` compares every byte with its checksum first."""
-        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        saved = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        settings, arrays = saved.settings, saved.arrays
         try:
             targets = {
                 name: Targets(*(arrays[f"{name}_{part}"] for part in _TARGET_PARTS))

@@ -203,20 +203,3 @@ def checked_floor(floor: Any, num_queries: int) -> Float32Array | None:
     if np.isnan(rounded).any():
         raise InputError("floor holds NaN, expected scores")
     return np.ascontiguousarray(np.broadcast_to(rounded, (num_queries,)), np.float32)
-
-
-def eligible(
-    number: int,
-    num_items: int,
-    offsets: Int64Array | None,
-    excluded: NDArray[np.uint32] | None,
-    allowed: NDArray[np.uint64] | None,
-) -> NDArray[np.bool_]:
-    """Return which items one query may return, as a mask."""
-    mask = np.ones(num_items, np.bool_)
-    if allowed is not None:
-        row = allowed[number if len(allowed) > 1 else 0]
-        mask &= np.unpackbits(row.view(np.uint8), bitorder="little")[:num_items].astype(np.bool_)
-    if offsets is not None and excluded is not None:
-        mask[excluded[offsets[number] : offsets[number + 1]]] = False
-    return mask

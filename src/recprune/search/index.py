@@ -12,16 +12,11 @@ from numpy.typing import NDArray
 
 from recprune import _native
 from recprune.search.checks import (
-    checked_allow,
     checked_bias,
     checked_codes,
-    checked_exclude,
-    checked_floor,
     checked_items,
-    checked_k,
     checked_queries,
     checked_threads,
-    eligible,
     refuse_infinite,
 )
 from recprune.search.dense import dense_top_k
@@ -32,17 +27,23 @@ from recprune.search.methods import (
     Method,
     RecJPQPrune,
     Scan,
-    find_method,
+    native_settings,
 )
 from recprune.search.posting_lists import build_posting_lists
+from recprune.search.question import (
+    QueryName,
+    Question,
+    checked_question,
+    eligible,
+    native_restrictions,
+)
 from recprune.search.reference import score_items
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats, TopK
-from recprune.storage import load_folder, save_folder
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     CodeArray,
     Float32Array,
     InputError,
-    Int64Array,
     Json,
     StorageError,
     frozen,
@@ -52,7 +53,7 @@ from recprune.types import (
 Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
-_VERSION = 4
+VERSION = 4  # of the format
 _LIST_PARTS = (
     "list_offsets",
     "list_second_codes",
@@ -72,13 +73,13 @@ class Index:
         *,
         num_items: int,
         num_sub_items: int,
-        layout: str,
+        layout: Layout,
     ) -> None:
         """Use `Index.build` or `Index.load`; `arrays` are taken over."""
         for array in arrays.values():
             frozen(array)
         self._arrays = arrays
-        self._layout = layout
+        self.layout = layout
         self.num_items = num_items
         self.num_sub_items = num_sub_items
         transposed = arrays["transposed_embeddings"]
@@ -151,6 +152,14 @@ class Index:
         )
 
     @classmethod
+    def of_no_items(cls, sub_item_embeddings: Float32Array) -> Index:
+        """Return an index that has vectors alone: it makes sub-item scores, and finds nothing."""
+        transposed = np.array(sub_item_embeddings.transpose(0, 2, 1), order="C")
+        num_sub_items = sub_item_embeddings.shape[1]
+        arrays: dict[str, NDArray[Any]] = {"transposed_embeddings": transposed}
+        return cls(arrays, num_items=0, num_sub_items=num_sub_items, layout="full")
+
+    @classmethod
     def from_faiss(cls, index_pq: Any, *, layout: Layout = "auto", threads: int = 1) -> Index:
         """Take over the codes and centroids of a `faiss.IndexPQ` (inner product, 8 bits)."""
         with needs_extra("bench"):
@@ -181,31 +190,31 @@ class Index:
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder, in place of an older index if there is one."""
-        settings, arrays = self.parts()
-        save_folder(folder, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
+        save_folder(folder, self.parts())
 
-    def parts(self) -> tuple[Json, dict[str, NDArray[Any]]]:
-        """Return the settings and arrays that make up the index, for those who store it."""
+    def parts(self) -> Saved:
+        """Return what makes up the index, to be saved as a folder or as a part of another one."""
         settings: Json = {
             "num_items": self.num_items,
             "num_sub_items": self.num_sub_items,
-            "layout": self._layout,
+            "layout": self.layout,
         }
-        return settings, dict(self._arrays)
+        return Saved(KIND, VERSION, settings, dict(self._arrays))
 
     @classmethod
-    def from_parts(cls, settings: Json, arrays: dict[str, NDArray[Any]], source: str) -> Index:
-        """Return the index with these parts; `source` says in an error where they came from."""
+    def from_parts(cls, parts: Saved, source: str) -> Index:
+        """Return the index that was saved so; `source` says in an error where it came from."""
+        parts.check(kind=KIND, version=VERSION, source=source)
         try:
-            return cls(arrays, **settings)
+            return cls(dict(parts.arrays), **parts.settings)
         except (KeyError, TypeError, ValueError) as error:
             raise StorageError(f"{source}: an incomplete index: {error}") from None
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Index:
         """Memory-map a saved index; `verify` compares every byte with its checksum first."""
-        settings, arrays = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
-        return cls.from_parts(settings, arrays, str(folder))
+        parts = load_folder(folder, kind=KIND, version=VERSION, verify=verify)
+        return cls.from_parts(parts, str(folder))
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -228,16 +237,8 @@ class Index:
         for each query, nothing is returned, and less is searched. The tie rule is score descending,
         item id ascending.
         """
-        return self._search(
-            sequence_embeddings,
-            "sequence_embeddings",
-            (self.width,),
-            k,
-            method,
-            exclude,
-            allow,
-            floor,
-            threads,
+        return self.answer(
+            checked_question(self, sequence_embeddings, k, method, exclude, allow, floor, threads)
         )
 
     def search_scores(
@@ -252,10 +253,11 @@ class Index:
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
-        shape = (self.num_splits, self.num_sub_items)
-        return self._search(
-            sub_item_scores, "sub_item_scores", shape, k, method, exclude, allow, floor, threads
+        name: QueryName = "sub_item_scores"
+        question = checked_question(
+            self, sub_item_scores, k, method, exclude, allow, floor, threads, name=name
         )
+        return self.answer(question)
 
     def search_visibly(
         self,
@@ -277,18 +279,10 @@ class Index:
                 f"expected [{self.width}]: one query at a time"
             )
         marks = np.zeros((1, self.num_splits * self.num_sub_items), np.uint8)
-        top = self._search(
-            sequence_embedding,
-            "sequence_embedding",
-            (self.width,),
-            k,
-            method,
-            exclude,
-            allow,
-            None,
-            1,
-            marks,
+        question = checked_question(
+            self, sequence_embedding, k, method, exclude, allow, name="sequence_embedding"
         )
+        top = self.answer(question, marks)
         return top, marks.reshape(self.num_splits, self.num_sub_items).astype(np.bool_)
 
     def sub_item_scores(self, sequence_embeddings: Float32Array) -> Float32Array:
@@ -297,6 +291,11 @@ class Index:
         refuse_infinite(queries, "sequence_embeddings")
         tables: Float32Array = self._native.sub_item_scores(queries)
         return tables[0] if single else tables
+
+    @property
+    def item_bias(self) -> Float32Array | None:
+        """What is added to the scores, [n], if anything is."""
+        return self._arrays.get("item_bias")
 
     def item_codes(self) -> NDArray[Any]:
         """Return the codes of all items, [n, M]; a compact index puts them together."""
@@ -325,7 +324,7 @@ class Index:
             "splits": self.num_splits,
             "sub_items": self.num_sub_items,
             "width": self.width,
-            "layout": self._layout,
+            "layout": self.layout,
             "parts": sorted(self._arrays),
             "bytes": size,
             "bytes_per_item": round(size / max(self.num_items, 1), 2),
@@ -333,54 +332,45 @@ class Index:
         }
 
     def __repr__(self) -> str:
-        return f"Index({self.num_items:,} items, {self.num_splits} splits, {self._layout} layout)"
+        return f"Index({self.num_items:,} items, {self.num_splits} splits, {self.layout} layout)"
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _search(
-        self,
-        queries: Any,
-        name: str,
-        shape: tuple[int, ...],
-        k: int,
-        method: str | Method,
-        exclude: Any,
-        allow: Any,
-        floor: Any,
-        threads: int,
-        visited: NDArray[np.uint8] | None = None,
-    ) -> TopK:
+    def answer(self, question: Question, visited: NDArray[np.uint8] | None = None) -> TopK:
+        """Answer a question that was checked against an index of this shape."""
         # A search may take 50 µs and finds cold caches: every line here is felt.
-        chosen, settings = find_method(method)
-        k = checked_k(k)
-        checked_threads(threads)
-        batch, single = checked_queries(queries, name, shape)
-        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items)
-        allowed = checked_allow(allow, len(batch), self.num_items)
-        floors = checked_floor(floor, len(batch))
-        if type(chosen) is Default:
-            refuse_infinite(batch, name)
-            ids, scores, records = self._search_dense(
-                batch, name, k, chosen, offsets, excluded, allowed, floors
-            )
+        if type(question.method) is Default:
+            question.refuse_infinite()
+            top = self._answer_dense(question, question.method)
         else:
-            if type(chosen) is not Auto:
-                self._require_parts(chosen)
-            number, step, max_steps, over_inflation, deadline_ns = settings
-            ids = np.empty((len(batch), k), np.int64)
-            scores = np.empty((len(batch), k), np.float32)
-            records = np.empty((len(batch), RECORD_WORDS), np.int64)
-            try:
-                self._native.search(
-                    batch, name == "sub_item_scores", k, number, threads, offsets, excluded,
-                    allowed, step, max_steps, over_inflation, deadline_ns, ids, scores, records,
-                    visited, floors,
-                )  # fmt: skip
-            except ValueError as error:
-                refuse_infinite(queries, name)
-                raise InputError(str(error)) from None
-        stats = SearchStats(records)
-        return TopK(ids[0], scores[0], stats) if single else TopK(ids, scores, stats)
+            if type(question.method) is not Auto:
+                self._require_parts(question.method)
+            top = self._answer_natively(question, visited)
+        return TopK(top.ids[0], top.scores[0], top.stats) if question.single else top
+
+    def _answer_natively(self, question: Question, visited: NDArray[np.uint8] | None) -> TopK:
+        count, k = len(question.queries), question.k
+        ids = np.empty((count, k), np.int64)
+        scores = np.empty((count, k), np.float32)
+        records = np.empty((count, RECORD_WORDS), np.int64)
+        try:
+            self._native.search(
+                question.queries,
+                question.are_scores,
+                k,
+                question.threads,
+                native_settings(question.method),
+                native_restrictions(question),
+                ids,
+                scores,
+                records,
+                visited,
+            )
+        except ValueError as error:
+            if isinstance(error, _native.QueryOverflowError):
+                question.refuse_infinite()  # NaN and infinity end up there too
+            raise InputError(str(error)) from None
+        return TopK(ids, scores, SearchStats(records))
 
     def _require_parts(self, method: Method) -> None:
         if isinstance(method, Cells) and "cell_offsets" not in self._arrays:
@@ -402,19 +392,7 @@ class Index:
         """Return item-major codes; a compact index puts them together from its lists."""
         if "codes" in self._arrays:
             return self._arrays["codes"]
-        offsets, second_codes, bases, steps, rows, items = (
-            self._arrays[name] for name in _LIST_PARTS
-        )
-        codes = np.empty((self.num_items, self.num_splits), np.uint8)
-        real = items != np.uint32(0xFFFFFFFF)
-        lists = np.repeat(np.arange(self.num_sub_items), np.diff(offsets))
-        codes[items[real], 0] = np.broadcast_to(lists[:, None], items.shape)[real]
-        if self.num_splits > 1:
-            bits = np.unpackbits(steps.astype("<u8").view(np.uint8), bitorder="little")
-            ranks = bases[:, None] + bits.reshape(items.shape).cumsum(axis=1, dtype=np.uint8)
-            codes[items[real], 1] = second_codes[lists[:, None], ranks][real]
-        for split in range(2, self.num_splits):
-            codes[items[real], split] = rows[split - 2][real]
+        codes: NDArray[Any] = self._native.codes_of_lists()
         return codes
 
     def _dense_items(
@@ -433,20 +411,11 @@ class Index:
                 self._dense = np.concatenate(parts, axis=1)
             return self._dense
 
-    def _search_dense(
-        self,
-        batch: Float32Array,
-        name: str,
-        k: int,
-        method: Default,
-        offsets: Int64Array | None,
-        excluded: NDArray[np.uint32] | None,
-        allowed: NDArray[np.uint64] | None,
-        floors: Float32Array | None,
-    ) -> tuple[Int64Array, Float32Array, Int64Array]:
+    def _answer_dense(self, question: Question, method: Default) -> TopK:
         """Answer by method default, one query after the other."""
-        if name == "sub_item_scores":
+        if question.are_scores:
             raise InputError("method default needs sequence embeddings, not sub-item scores")
+        batch, k = question.queries, question.k
         codes, bias = self._codes(), self._arrays.get("item_bias")
         embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
         dense_items = self._dense_items(codes, embeddings, method)
@@ -454,28 +423,34 @@ class Index:
         scores = np.full((len(batch), k), -np.inf, np.float32)
         records = np.zeros(len(batch), RECORD)
         tables = self._native.sub_item_scores(batch)
-        largest_sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64)
-        largest_bias = float(np.abs(bias).max(initial=0)) if bias is not None else 0.0
+        self.refuse_overflow(tables)
         for number, query in enumerate(batch):
-            if not largest_sums[number] + largest_bias < np.finfo(np.float32).max:
-                raise InputError(f"query {number}: scores would overflow float32")
             begun = time.perf_counter_ns()
-            mask = eligible(number, self.num_items, offsets, excluded, allowed)
-            candidates = np.flatnonzero(mask)
+            candidates = np.flatnonzero(eligible(question, number, self.num_items))
             top_ids, top_scores = dense_top_k(
                 query, tables[number], dense_items, codes, embeddings, bias, candidates, k
             )
-            floor = floors[number] if floors is not None else np.float32(-np.inf)
+            floor = np.float32(-np.inf) if question.floors is None else question.floors[number]
             found = int((top_scores >= floor).sum())
             ids[number, :found] = top_ids[:found]
             scores[number, :found] = top_scores[:found]
-            elapsed = time.perf_counter_ns() - begun
-            threshold = float(top_scores[-1] if 0 < k == found else floor)
-            records[number] = (
-                5, 1, 1, self.num_items, self.num_items, dense_items.nbytes, threshold, -np.inf,
-                elapsed,
-            )  # fmt: skip
-        return ids, scores, records.view(np.int64).reshape(len(batch), RECORD_WORDS)
+            record = records[number]
+            record["method"] = _native.Method[method.name].value
+            record["exact"] = record["steps"] = 1
+            record["items_scored"] = record["items_touched"] = self.num_items
+            record["bytes_touched"] = dense_items.nbytes
+            record["threshold"] = top_scores[-1] if 0 < k == found else floor
+            record["upper_bound"] = -np.inf
+            record["nanoseconds"] = time.perf_counter_ns() - begun
+        raw = records.view(np.int64).reshape(len(batch), RECORD_WORDS)
+        return TopK(ids, scores, SearchStats(raw))
+
+    def refuse_overflow(self, tables: Float32Array, largest_bias: float = 0.0) -> None:
+        """Refuse sub-item scores [queries, M, B] whose sums, or NaN, float32 cannot hold."""
+        try:
+            self._native.refuse_overflow(tables, largest_bias)
+        except _native.QueryOverflowError as error:
+            raise InputError(str(error)) from None
 
 
 def instruction_set() -> str:

@@ -8,9 +8,12 @@ and bound how far off it can be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, TypeAlias
 
+from recprune import _native
 from recprune.types import InputError
 
 _NO_LIMIT = 2**62
@@ -23,6 +26,7 @@ class Default:
     The vectors are built on first use; beyond `max_bytes` that is refused.
     """
 
+    name: ClassVar = "default"
     max_bytes: int = 4 << 30
 
 
@@ -30,9 +34,13 @@ class Default:
 class PQTopK:
     """Score every item from the sub-item scores."""
 
+    name: ClassVar = "pqtopk"
+
 
 @dataclass(frozen=True)
-class _Stoppable:
+class Stoppable:
+    """What all methods have that can stop early."""
+
     max_steps: int = _NO_LIMIT
     over_inflation: float = 0.0
     deadline_us: float = 0.0  # 0: none
@@ -47,9 +55,10 @@ class _Stoppable:
 
 
 @dataclass(frozen=True)
-class RecJPQPrune(_Stoppable):
+class RecJPQPrune(Stoppable):
     """The paper's Algorithm 1. A step takes `sub_items_per_step` sub-item ids of one split."""
 
+    name: ClassVar = "recjpqprune"
     sub_items_per_step: int = 8
 
     def __post_init__(self) -> None:
@@ -60,63 +69,64 @@ class RecJPQPrune(_Stoppable):
 
 
 @dataclass(frozen=True)
-class Scan(_Stoppable):
+class Scan(Stoppable):
     """Exhaustive, with a filter of quantised deficits. A step is one list of the first split."""
 
+    name: ClassVar = "scan"
+
 
 @dataclass(frozen=True)
-class Cells(_Stoppable):
+class Cells(Stoppable):
     """Our pruning engine, by cells of two splits. A step is one list or one cell."""
 
+    name: ClassVar = "cells"
+
 
 @dataclass(frozen=True)
-class Auto(_Stoppable):
+class Auto(Stoppable):
     """Whatever is fastest for this index and query: cells where they pay, else a scan."""
+
+    name: ClassVar = "auto"
 
 
 Method: TypeAlias = Default | PQTopK | RecJPQPrune | Scan | Cells | Auto
 
 METHODS: dict[str, Method] = {
-    "auto": Auto(),
-    "cells": Cells(),
-    "scan": Scan(),
-    "recjpqprune": RecJPQPrune(),
-    "pqtopk": PQTopK(),
-    "default": Default(),
+    method.name: method for method in (Auto(), Cells(), Scan(), RecJPQPrune(), PQTopK(), Default())
 }
 
-# The numbers by which the native core knows them.
-NATIVE_NUMBERS: dict[type[Method], int] = {
-    PQTopK: 0,
-    RecJPQPrune: 1,
-    Scan: 2,
-    Cells: 3,
-    Auto: 4,
-    Default: 5,
-}
-NativeSettings: TypeAlias = tuple[int, int, int, float, int]
-NATIVE_NAMES = {0: "pqtopk", 1: "recjpqprune", 2: "scan", 3: "cells", 5: "default"}
 
-
-def native_settings(method: Method) -> NativeSettings:
-    """Return what the native core is told: its number, sub-items per step, and when to stop."""
-    number = NATIVE_NUMBERS[type(method)]
-    step = method.sub_items_per_step if isinstance(method, RecJPQPrune) else 1
-    if not isinstance(method, _Stoppable):
-        return number, step, _NO_LIMIT, 0.0, 0
-    deadline_ns = max(1, int(1000 * method.deadline_us)) if method.deadline_us else 0
-    return number, step, method.max_steps, method.over_inflation, deadline_ns
-
-
-_NAMED = {name: (method, native_settings(method)) for name, method in METHODS.items()}
-
-
-def find_method(method: str | Method) -> tuple[Method, NativeSettings]:
-    """Return the method of that name, or the settings object itself, and its native settings."""
+def find_method(method: str | Method) -> Method:
+    """Return the method of that name, or the settings object itself."""
     if isinstance(method, str):
-        if method not in _NAMED:
+        if method not in METHODS:
             raise InputError(f"method is {method!r}, expected one of {', '.join(METHODS)}")
-        return _NAMED[method]
+        return METHODS[method]
     if not isinstance(method, Method):
         raise InputError(f"method is {method!r}, expected a name or a method's settings")
-    return method, native_settings(method)
+    return method
+
+
+STOPPABLE = tuple(name for name, method in METHODS.items() if isinstance(method, Stoppable))
+"""The names of the methods that can stop early."""
+
+
+def stopped_at(method: Method, deadline: float) -> Method:
+    """Return the method with what is left until a moment, by `time.monotonic()`, as its limit."""
+    if not isinstance(method, Stoppable):
+        others = f"{', '.join(STOPPABLE[:-1])} and {STOPPABLE[-1]}"
+        raise InputError(f"method {method.name} cannot stop early; {others} can")
+    return replace(method, deadline_us=max(1e6 * (deadline - time.monotonic()), 1.0))
+
+
+@lru_cache(maxsize=256)  # deadlines differ from one request to the next: not without a limit
+def native_settings(method: Method) -> _native.MethodSettings:
+    """Return a method as the native core is told it."""
+    stoppable = method if isinstance(method, Stoppable) else Stoppable()
+    return _native.MethodSettings(
+        _native.Method[method.name],
+        method.sub_items_per_step if isinstance(method, RecJPQPrune) else 1,
+        stoppable.max_steps,
+        stoppable.over_inflation,
+        max(1, int(1000 * stoppable.deadline_us)) if stoppable.deadline_us else 0,
+    )

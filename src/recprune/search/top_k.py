@@ -8,23 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.search.methods import NATIVE_NAMES
+from recprune import _native
 from recprune.types import Float32Array, Int64Array
 
 # One query's record, as the native core writes it.
-RECORD = np.dtype(
-    [
-        ("method", "i4"),
-        ("exact", "i4"),
-        ("steps", "i8"),
-        ("items_scored", "i8"),
-        ("items_touched", "i8"),
-        ("bytes_touched", "i8"),
-        ("threshold", "f8"),
-        ("upper_bound", "f8"),
-        ("nanoseconds", "i8"),
-    ]
-)
+RECORD = np.dtype(_native.record_fields())
 RECORD_WORDS = RECORD.itemsize // 8
 
 
@@ -32,7 +20,7 @@ RECORD_WORDS = RECORD.itemsize // 8
 class SearchStats:
     """What each query cost, and whether its answer is exact. One entry per query."""
 
-    raw: Int64Array  # [queries, 8]: the native records, looked into only when somebody asks
+    raw: Int64Array  # [queries, words]: the native records, read only when a property is asked for
 
     @property
     def records(self) -> NDArray[Any]:
@@ -42,7 +30,7 @@ class SearchStats:
     @property
     def method(self) -> list[str]:
         """The method that answered."""
-        return [NATIVE_NAMES[int(number)] for number in self.records["method"]]
+        return [_native.Method(int(number)).name for number in self.records["method"]]
 
     @property
     def exact(self) -> NDArray[np.bool_]:
@@ -83,6 +71,11 @@ class SearchStats:
     def nanoseconds(self) -> Int64Array:
         """Time in the native core, sub-item scores included."""
         return np.asarray(self.records["nanoseconds"])
+
+    @property
+    def sub_item_score_nanoseconds(self) -> Int64Array:
+        """The part of that time which computing the sub-item scores took."""
+        return np.asarray(self.records["sub_item_score_nanoseconds"])
 
 
 @dataclass(slots=True, eq=False)

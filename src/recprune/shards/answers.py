@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.search.index import Index
-from recprune.search.methods import Method
+from recprune.search.question import Question
 from recprune.search.top_k import RECORD, TopK
 from recprune.shards.folder import Shard
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
-from recprune.types import Float32Array, InputError, Int64Array
+from recprune.types import Float32Array, Int64Array
 
 _NOBODY = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
 _MAX_QUERIES = 1024  # of one call: a shard that is well says something now and then
@@ -37,44 +37,33 @@ class ShardedTopK(TopK):
     network_bytes: int = 0  # of the messages to shards and from them
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A batch of queries, checked."""
+# A question for one shard ------------------------------------------------------------------------
 
-    queries: Float32Array  # [queries, values]
-    are_scores: bool
-    k: int
-    method: Method
-    threads: int
-    exclude_offsets: Int64Array | None
-    exclude_items: NDArray[Any] | None  # ascending for every query
-    allow: NDArray[np.uint64] | None  # [1 or queries, words]
-    floors: Float32Array | None = None  # [queries]: below these nothing is asked for
 
-    @property
-    def is_the_same_for_all(self) -> bool:
-        """Whether every shard is told the same."""
-        return self.exclude_offsets is None and self.allow is None
+def is_the_same_for_all(question: Question) -> bool:
+    """Say whether every shard gets the same message."""
+    return question.exclude_offsets is None and question.allow is None
 
-    def message(self, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
-        """Return what a shard is told about some of the queries, in its own item ids.
 
-        `found` are scores that need not be looked for below, one for each of these queries.
-        """
-        offsets, items = None, None
-        if self.exclude_offsets is not None and self.exclude_items is not None:
-            offsets, items = cut_exclude(self.exclude_offsets, self.exclude_items, rows, shard)
-        allow = self.allow
-        if allow is not None:
-            words = slice(shard.first // 64, -(-shard.stop // 64))
-            allow = allow[rows, words] if len(allow) > 1 else allow[0, words]
-        floors = self.floors[rows] if self.floors is not None else None
-        if floors is None or found is None:
-            floors = found if floors is None else floors
-        else:
-            floors = np.maximum(floors, found)
-        settings = [self.are_scores, self.k, method_to_json(self.method), self.threads]
-        return pack(settings, [self.queries[rows], offsets, items, allow, floors])
+def message_for(question: Question, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
+    """Return what a shard is told about some of the queries, in its own item ids.
+
+    `found` are scores that need not be looked for below, one for each of these queries.
+    """
+    offsets, items = None, None
+    if question.exclude_offsets is not None and question.exclude_items is not None:
+        offsets, items = cut_exclude(question.exclude_offsets, question.exclude_items, rows, shard)
+    allow = question.allow
+    if allow is not None:
+        words = slice(shard.first // 64, -(-shard.stop // 64))
+        allow = allow[rows, words] if len(allow) > 1 else allow[0, words]
+    floors = question.floors[rows] if question.floors is not None else None
+    if floors is None or found is None:
+        floors = found if floors is None else floors
+    else:
+        floors = np.maximum(floors, found)
+    settings = [question.are_scores, question.k, method_to_json(question.method), question.threads]
+    return pack(settings, [question.queries[rows], offsets, items, allow, floors])
 
 
 def cut_exclude(
@@ -191,6 +180,8 @@ def merge_records(
     merged["exact"] = records["exact"].all(axis=0)
     for name in ("steps", "items_scored", "items_touched", "bytes_touched"):
         merged[name] = records[name].sum(axis=0)
+    # Shards compute S side by side.
+    merged["sub_item_score_nanoseconds"] = records["sub_item_score_nanoseconds"].max(axis=0)
     k = scores.shape[1]
     # Where more are wanted than there are items, none of them is the k-th.
     threshold = scores[:, -1] if 0 < k <= num_items else np.full(len(scores), -np.inf, np.float32)
@@ -210,22 +201,3 @@ def best_possible_scores(sub_item_scores: Float32Array, highest_bias: float) -> 
     for split in range(1, best.shape[1]):
         total = total + best[:, split]
     return total + np.float32(highest_bias)
-
-
-# What is wrong with a question -------------------------------------------------------------------
-
-
-def refuse_overflow(vectors: Index, question: Question, reason: str, largest_bias: float) -> None:
-    """Say which query overflows, if any does. A shard counts from the first query that it sees."""
-    if not reason.startswith("query "):
-        return
-    shape = (-1, vectors.num_splits, vectors.num_sub_items)
-    tables = (
-        question.queries.reshape(shape)
-        if question.are_scores
-        else vectors.sub_item_scores(question.queries)
-    )
-    sums = np.abs(tables).max(axis=2).sum(axis=1, dtype=np.float64) + largest_bias
-    too_large = ~(sums < np.finfo(np.float32).max)
-    if too_large.any():
-        raise InputError(f"query {int(too_large.argmax())}: scores would overflow float32")

@@ -10,8 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from recprune.search.question import Question
 from recprune.shards.actors import Refusal, Replicas
-from recprune.shards.answers import Answer, Question, kth_scores, read_answer
+from recprune.shards.answers import (
+    Answer,
+    is_the_same_for_all,
+    kth_scores,
+    message_for,
+    read_answer,
+)
 from recprune.shards.folder import Shard, ShardLostError
 from recprune.types import RecpruneError
 
@@ -204,8 +211,8 @@ class Part:
         message, shared = b"", None
         for place in self._steps.pop(0) if self._steps else []:
             replicas = self._started[place]
-            if not message or not self._question.is_the_same_for_all:
-                message = self._question.message(self.rows, replicas.shard, floors)
+            if not message or not is_the_same_for_all(self._question):
+                message = message_for(self._question, self.rows, replicas.shard, floors)
                 shared = message if len(message) < _SHARED_BYTES else ray.put(message)
             self.network_bytes += len(message)
             calls.append(Call(replicas, asking("search", shared), about=self))

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -34,10 +34,13 @@ from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index, Layout
 from recprune.storage import (
     MANIFEST,
+    Saved,
     check_target,
     load_folder,
+    read_manifest,
     read_npy,
     save_folder,
+    saved_kind,
     writing_file,
 )
 from recprune.types import (
@@ -52,13 +55,14 @@ from recprune.types import (
 )
 
 KIND = "sharded index"
-_VERSION = 1
+_VERSION = 2
 _MAX_SHARDS = 10_000
 _UNFINISHED = "unfinished"  # marks a folder that is being written as ours, by what it says:
 _MARK = "A sharded index of recprune is being written here; the same command goes on.\n"
 # What is ours to remove: shards, notes on them, and both under the names that they are written as.
 _SHARD_NAME = re.compile(r"shard-\d{5}")
 _NOTE_NAME = re.compile(r"shard-\d{5}\.json")
+_OLD_VECTORS_NAME = "transposed_embeddings.npy"  # of format version 1
 _TEMPORARY_NAME = re.compile(r"\.shard-\d{5}(\.json)?\.[a-z0-9_]{8}(\.old)?")
 
 
@@ -126,12 +130,9 @@ class ShardInputs:
         if self.sub_item_embeddings is None:
             if self.item_bias is not None:
                 raise InputError("item biases go with codes and embeddings; an index has its own")
-            is_recommender = _saved_kind(self.codes) == RECOMMENDER_KIND
-            saved = Recommender.load(self.codes).index if is_recommender else None
-            index = saved or Index.load(self.codes)
-            settings, arrays = index.parts()
-            bias = arrays.get("item_bias")
-            return index.item_codes(), index.sub_item_embeddings(), bias, settings["layout"]
+            is_recommender = saved_kind(self.codes) == RECOMMENDER_KIND
+            index = Recommender.load(self.codes).index if is_recommender else Index.load(self.codes)
+            return index.item_codes(), index.sub_item_embeddings(), index.item_bias, index.layout
         is_folder = Path(self.codes).is_dir()
         codes = Codebook.load(self.codes).codes if is_folder else read_npy(self.codes)
         bias = read_npy(self.item_bias) if self.item_bias is not None else None
@@ -256,7 +257,7 @@ def write_shard(
             number,
             first,
             num_items,
-            manifest_sha256(place),
+            read_manifest(place)["sha256"],
             float(bias.max()) if bias is not None and num_items else 0.0,
             float(np.abs(bias).max()) if bias is not None and num_items else 0.0,
         )
@@ -276,13 +277,14 @@ def finish_folder(folder: str | Path, shards: list[Shard], embeddings: Float32Ar
         "num_sub_items": embeddings.shape[1],
         "shards": [asdict(shard) for shard in shards],
     }
-    arrays = {"transposed_embeddings": embeddings.transpose(0, 2, 1)}
+    vectors = Index.of_no_items(embeddings)
     try:
         with tempfile.TemporaryDirectory(prefix=".manifest.", dir=path) as temporary:
             whole = Path(temporary) / "whole"
-            save_folder(whole, kind=KIND, version=_VERSION, settings=settings, arrays=arrays)
-            for name in (*(f"{array}.npy" for array in arrays), MANIFEST):  # the manifest last
-                (whole / name).replace(path / name)
+            save_folder(whole, Saved(KIND, _VERSION, settings, {}, {"vectors": vectors.parts()}))
+            for file in whole.glob("*.npy"):
+                file.replace(path / file.name)
+            (whole / MANIFEST).replace(path / MANIFEST)  # the last
         (path / _UNFINISHED).unlink()
         kept = {_name(shard.number) for shard in shards}
         for entry in list(path.iterdir()):
@@ -296,10 +298,12 @@ def _is_ours_to_remove(entry: Path) -> bool:
     """Whether we wrote this, under a name of ours, and nobody has put anything else into it."""
     is_temporary = _TEMPORARY_NAME.fullmatch(entry.name) is not None
     if entry.is_symlink() or not entry.is_dir():
-        return is_temporary or (
-            _NOTE_NAME.fullmatch(entry.name) is not None and _noted(entry) is not None
+        return (
+            is_temporary
+            or entry.name == _OLD_VECTORS_NAME
+            or (_NOTE_NAME.fullmatch(entry.name) is not None and _noted(entry) is not None)
         )
-    is_shard = _SHARD_NAME.fullmatch(entry.name) and _saved_kind(entry) == INDEX_KIND
+    is_shard = _SHARD_NAME.fullmatch(entry.name) and saved_kind(entry) == INDEX_KIND
     return bool(is_shard or is_temporary) and all(
         file.is_file() and (file.suffix == ".npy" or file.name == MANIFEST)
         for file in entry.iterdir()
@@ -311,7 +315,7 @@ def _is_ours_to_remove(entry: Path) -> bool:
 
 def is_sharded(folder: str | Path) -> bool:
     """Say whether a folder holds a sharded index, by the kind that its manifest names."""
-    return bool(_saved_kind(folder) == KIND)
+    return saved_kind(folder) == KIND
 
 
 def read_folder(folder: str | Path) -> ShardedFolder:
@@ -319,12 +323,15 @@ def read_folder(folder: str | Path) -> ShardedFolder:
     path = Path(os.path.realpath(folder))
     if _is_marked(path) and not (path / MANIFEST).exists():
         raise StorageError(f"{path}: writing it was never finished; the same command goes on")
-    settings, arrays = load_folder(path, kind=KIND, version=_VERSION, verify=True)
-    checksum = manifest_sha256(path)
+    saved = load_folder(path, kind=KIND, version=_VERSION, oldest=1, verify=True)
+    checksum = read_manifest(path)["sha256"]
     try:
-        shards = tuple(Shard(**entry) for entry in settings["shards"])
-        num_items, num_sub_items = settings["num_items"], settings["num_sub_items"]
-        vectors = Index(arrays, num_items=0, num_sub_items=num_sub_items, layout="full")
+        shards = tuple(Shard(**entry) for entry in saved.settings["shards"])
+        num_items = saved.settings["num_items"]
+        if saved.version == 1:
+            vectors = Index.of_no_items(saved.arrays["transposed_embeddings"].transpose(0, 2, 1))
+        else:
+            vectors = Index.from_parts(saved.part("vectors", str(path)), str(path))
     except (KeyError, TypeError) as error:
         raise StorageError(f"{path}: an incomplete sharded index: {error}") from None
     return ShardedFolder(path, checksum, num_items, shards, vectors)
@@ -341,26 +348,14 @@ def load_shard(folder: str | Path, expected_sha256: str, *, verify: bool = False
     With `verify`, every byte of it is read and compared with its checksum.
     """
     index = Index.load(folder, verify=verify)
-    if manifest_sha256(folder) != expected_sha256:
+    if expected_sha256 not in (read_manifest(folder)["sha256"], _file_sha256(folder)):
         raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
     return index
 
 
-def manifest_sha256(folder: str | Path) -> str:
-    """Return the checksum of a folder's manifest, which itself has those of all its arrays."""
-    path = Path(folder) / MANIFEST
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _saved_kind(folder: str | Path) -> Any:
-    try:
-        text = (Path(folder) / MANIFEST).read_text(encoding="utf-8")
-        return json.loads(text)["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _file_sha256(folder: str | Path) -> str:
+    """Return the checksum of a manifest's file, by which version 1 knew its shards."""
+    return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()
 
 
 def _finished(note: Path, place: Path, source: str) -> Shard | None:

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,17 +19,13 @@ from numpy.typing import NDArray
 
 from recprune.cluster import connected, driver_id
 from recprune.search.checks import (
-    checked_allow,
     checked_count,
-    checked_exclude,
-    checked_floor,
     checked_items,
-    checked_k,
     checked_queries,
-    checked_threads,
     refuse_infinite,
 )
-from recprune.search.methods import Method, find_method
+from recprune.search.methods import METHODS, Method
+from recprune.search.question import QueryName, Question, checked_question
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.actors import (
     Refusal,
@@ -39,13 +36,11 @@ from recprune.shards.actors import (
     start_actors,
 )
 from recprune.shards.answers import (
-    Question,
     ShardedTopK,
     best_possible_scores,
     merge,
     merge_records,
     plan_rounds,
-    refuse_overflow,
 )
 from recprune.shards.calls import Call, Door, Part, answers, asking
 from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
@@ -165,16 +160,8 @@ class ShardedIndex:
         one of `rounds`, shards are told the scores that others found; by default, this is done
         where it pays. `allow_partial` can be another one than when the index was opened.
         """
-        return self._search(
-            sequence_embeddings,
-            "sequence_embeddings",
-            (self.width,),
-            k,
-            method,
-            exclude,
-            allow,
-            floor,
-            threads,
+        return self._answer(
+            checked_question(self, sequence_embeddings, k, method, exclude, allow, floor, threads),
             rounds,
             allow_partial,
         )
@@ -193,16 +180,11 @@ class ShardedIndex:
         allow_partial: bool | None = None,
     ) -> ShardedTopK:
         """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
-        return self._search(
-            sub_item_scores,
-            "sub_item_scores",
-            (self.num_splits, self.num_sub_items),
-            k,
-            method,
-            exclude,
-            allow,
-            floor,
-            threads,
+        name: QueryName = "sub_item_scores"
+        return self._answer(
+            checked_question(
+                self, sub_item_scores, k, method, exclude, allow, floor, threads, name=name
+            ),
             rounds,
             allow_partial,
         )
@@ -285,44 +267,21 @@ class ShardedIndex:
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _search(
-        self,
-        queries: Any,
-        name: str,
-        shape: tuple[int, ...],
-        k: int,
-        method: str | Method,
-        exclude: Any,
-        allow: Any,
-        floor: Any,
-        threads: int,
-        rounds: int | None,
-        allow_partial: bool | None,
+    def _answer(
+        self, question: Question, rounds: int | None, allow_partial: bool | None
     ) -> ShardedTopK:
         import ray
 
         begun = time.perf_counter_ns()
-        chosen, _ = find_method(method)
-        k = checked_k(k)
-        checked_threads(threads)
         if rounds is not None and checked_count(rounds, "rounds") < 1:
             raise InputError(f"rounds is {rounds}, expected 1 or more")
-        batch, single = checked_queries(queries, name, shape)
-        # An id of the whole may not fit into what a shard counts its own with.
-        offsets, excluded = checked_exclude(exclude, len(batch), single, self.num_items, np.int64)
-        allowed = checked_allow(allow, len(batch), self.num_items)
-        floors = checked_floor(floor, len(batch))
-        question = Question(
-            batch, name == "sub_item_scores", k, chosen, threads, offsets, excluded, allowed, floors
-        )
-        if not self._started:  # no items, nobody to ask: an index of nothing has the answer
-            search = self._vectors.search_scores if question.are_scores else self._vectors.search
-            top = search(queries, k, method="pqtopk", floor=floor)
+        if not self._started:  # no items, no shards: an index of nothing has the answer
+            top = self._vectors.answer(replace(question, method=METHODS["pqtopk"]))
             return ShardedTopK(top.ids, top.scores, top.stats)
         if rounds is None:
-            rounds = _rounds_that_pay(len(batch), len(self._started))
+            rounds = _rounds_that_pay(len(question.queries), len(self._started))
         try:
-            parts = self._ask(question, queries, name, rounds)
+            parts = self._ask(question, rounds)
         except ray.exceptions.RayError as error:  # not a shard's fault, but that of the way there
             raise ShardLostError(f"the cluster failed: {str(error).strip()}") from None
         if allow_partial is None:
@@ -333,14 +292,14 @@ class ShardedIndex:
         ids, scores, records = self._together(question, parts)
         records["nanoseconds"] = time.perf_counter_ns() - begun
         return ShardedTopK(
-            ids[0] if single else ids,
-            scores[0] if single else scores,
+            ids[0] if question.single else ids,
+            scores[0] if question.single else scores,
             SearchStats(records.view(np.int64).reshape(len(records), RECORD_WORDS)),
             missing_share=sum(shard.num_items for shard in missing) / self.num_items,
             network_bytes=sum(part.network_bytes for part in parts),
         )
 
-    def _ask(self, question: Question, given: Any, name: str, rounds: int) -> list[Part]:
+    def _ask(self, question: Question, rounds: int) -> list[Part]:
         """Lead all parts of a batch through the shards."""
         plan = plan_rounds(
             len(question.queries), len(self._started), rounds, start=next(self._turn)
@@ -351,9 +310,10 @@ class ShardedIndex:
             todo.extend(part.next_round())
         for call, answered in self._answers(todo):
             if isinstance(answered, Refusal):
+                # Which query it is: a shard counts from the first one that it was sent.
+                question.refuse_infinite()
                 largest_bias = max(shard.largest_bias for shard in self._folder.shards)
-                refuse_infinite(given, name)
-                refuse_overflow(self._vectors, question, answered.reason, largest_bias)
+                self._vectors.refuse_overflow(self._tables(question), largest_bias)
                 raise InputError(answered.reason)
             asking_part: Part = call.about
             asking_part.take(call, answered)
@@ -387,13 +347,15 @@ class ShardedIndex:
         )
 
     def _bound_of_missing(self, question: Question, part: Part) -> Float32Array:
-        queries = question.queries[part.rows]
-        tables = (
-            queries.reshape(-1, self.num_splits, self.num_sub_items)
-            if question.are_scores
-            else self._vectors.sub_item_scores(queries)
-        )
-        return best_possible_scores(tables, max(shard.highest_bias for shard in part.missing))
+        highest_bias = max(shard.highest_bias for shard in part.missing)
+        return best_possible_scores(self._tables(question, part.rows), highest_bias)
+
+    def _tables(self, question: Question, rows: slice = slice(None)) -> Float32Array:
+        """Return the sub-item scores of some of the queries, [queries, M, B]."""
+        queries = question.queries[rows]
+        if question.are_scores:
+            return queries.reshape(-1, self.num_splits, self.num_sub_items)
+        return self._vectors.sub_item_scores(queries)
 
     def _answers(self, todo: deque[Call]) -> Iterator[tuple[Call, Any]]:
         return answers(todo, self._timeout, self._door)

@@ -19,8 +19,6 @@ from recprune.search.methods import METHODS, Method
 
 _ALIGNMENT = 16  # of every array within the message
 
-_NAMES = {type(method): name for name, method in METHODS.items()}
-
 
 def pack(settings: Sequence[Any], arrays: Sequence[NDArray[Any] | None]) -> bytes:
     """Return settings, of types that JSON knows, and arrays as one message."""
@@ -52,7 +50,7 @@ def unpack(message: bytes) -> tuple[list[Any], list[Any]]:
 
 def method_to_json(method: Method) -> list[Any]:
     """Return a method's name and settings."""
-    return [_NAMES[type(method)], asdict(method)]
+    return [method.name, asdict(method)]
 
 
 def method_from_json(name: str, settings: dict[str, Any]) -> Method:

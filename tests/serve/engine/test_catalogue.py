@@ -71,8 +71,8 @@ def test_item_sets_are_bits(tmp_path: Path) -> None:
     path.write_text("10\n\n 30 \n77\n10\n")
     assert catalogue(None).item_set(path).tolist() == [0b1010]
     rows = Catalogue(RowNumbers(200), None, None)
-    assert rows.bits([0, 63, 64, 199]).tolist() == [1 | 1 << 63, 1, 0, 1 << 7]
-    assert rows.bits([]).tolist() == [0, 0, 0, 0]
+    assert rows.bits(np.array([0, 63, 64, 199])).tolist() == [1 | 1 << 63, 1, 0, 1 << 7]
+    assert rows.bits(np.empty(0, np.int64)).tolist() == [0, 0, 0, 0]
     assert [rows.find(item) for item in (199, "199", 200, -1, "x")] == [199, 199, -1, -1, -1]
     with pytest.raises(InputError, match="cannot be read"):
         rows.item_set(tmp_path / "missing")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recprune.storage import writing_file
+from recprune.storage import json_checksum, writing_file
 from recprune.types import Json, StorageError
 
 _FORMAT = 1
@@ -45,7 +44,7 @@ def save_record(folder: Path, record: Record) -> None:
     content: Json = {"format": _FORMAT, **asdict(record)}
     # Through JSON once: the checksum is that of what a reader will see.
     content = json.loads(json.dumps(content, allow_nan=False))
-    content["sha256"] = _checksum(content)
+    content["sha256"] = json_checksum(content)
     folder.mkdir(parents=True, exist_ok=True)
     with writing_file(folder / record.file_name) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -61,7 +60,7 @@ def load_record(path: Path) -> Record:
         raise StorageError(f"{path}: not a whole record, remove it: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise StorageError(f"{path}: not a record of format {_FORMAT}")
-    if content.pop("sha256", None) != _checksum(content):
+    if content.pop("sha256", None) != json_checksum(content):
         raise StorageError(
             f"{path}: was changed after it was measured: remove it, and it is measured again"
         )
@@ -80,8 +79,3 @@ def load_records(folder: Path) -> list[Record]:
 def records_of(records: Sequence[Record], experiment: str) -> list[Record]:
     """Return the records of one experiment."""
     return [record for record in records if record.experiment == experiment]
-
-
-def _checksum(content: Json) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

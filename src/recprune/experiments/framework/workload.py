@@ -12,7 +12,7 @@ import numpy as np
 from recprune.evaluation.evaluation import RankedUsers, user_values
 from recprune.preparation.prepared import Prepared
 from recprune.search.index import Index
-from recprune.storage import load_folder, save_folder
+from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     CodeArray,
     Float32Array,
@@ -72,12 +72,13 @@ class Workload:
         """Write it as a folder."""
         settings = {"log": self.log, "model": self.model, "training": self.settings}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        save_folder(folder, kind=_KIND, version=_VERSION, settings=settings, arrays=arrays)
+        save_folder(folder, Saved(_KIND, _VERSION, settings, arrays))
 
     @classmethod
     def load(cls, folder: str | Path) -> Workload:
         """Memory-map a saved folder."""
-        settings, arrays = load_folder(folder, kind=_KIND, version=_VERSION)
+        saved = load_folder(folder, kind=_KIND, version=_VERSION)
+        settings, arrays = saved.settings, saved.arrays
         try:
             return cls(
                 settings["log"],

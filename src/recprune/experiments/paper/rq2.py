@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recprune import _native
 from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
@@ -21,7 +22,7 @@ from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import lines
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.index import Index
-from recprune.search.methods import NATIVE_NUMBERS, Cells
+from recprune.search.methods import Cells
 from recprune.types import Float32Array, InputError, Json, Progress
 
 _METHODS = ("auto", "scan", "recjpqprune", "pqtopk")
@@ -122,7 +123,7 @@ def _search_at(index: Index, method: str, cutoff: int) -> Search:
 def _share_by_cells(timed: Timed) -> float:
     if timed.records is None:
         raise AssertionError("a search of an index leaves records")
-    return float((timed.records["method"] == NATIVE_NUMBERS[Cells]).mean())
+    return float((timed.records["method"] == _native.Method[Cells.name].value).mean())
 
 
 def _blocks(record: Record) -> list[Block]:

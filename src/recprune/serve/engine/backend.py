@@ -5,7 +5,6 @@ Workers share the actors of the shards; each has a connection of its own to the 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +18,7 @@ from recprune.serve.configuration import ServeSettings
 from recprune.shards.folder import KIND as SHARDED_INDEX
 from recprune.shards.folder import ShardLostError, read_folder
 from recprune.shards.sharded_index import ShardedIndex
-from recprune.storage import MANIFEST
+from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
 
 Searched: TypeAlias = Index | ShardedIndex
@@ -30,18 +29,13 @@ _TRIED_K = 100
 
 def kind_and_version(folder: Path) -> tuple[str, str]:
     """Return what a folder holds, and which version of it."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        kind, version = manifest["kind"], str(manifest["sha256"])[:12]
-    except OSError as error:
-        if folder.is_dir() and isinstance(error, FileNotFoundError):
-            raise StorageError(
-                f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
-                "`recprune index build`"
-            ) from None
-        raise StorageError(f"{folder}: cannot be served: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise StorageError(f"{folder}: not a recprune manifest, or a truncated one") from None
+    if folder.is_dir() and not (folder / MANIFEST).exists():
+        raise StorageError(
+            f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
+            "`recprune index build`"
+        )
+    manifest = read_manifest(folder, "recommender or index")
+    kind, version = manifest["kind"], str(manifest["sha256"])[:12]
     if kind not in (RECOMMENDER, INDEX, SHARDED_INDEX):
         raise StorageError(f"{folder}: holds a saved {kind}; expected a recommender or an index")
     return kind, version

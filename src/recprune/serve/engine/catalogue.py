@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.data.identifiers import ExternalId, IntegerIds, StringIds
+from recprune.data.identifiers import ExternalId, IntegerIds, StringIds, coerce_ids
 from recprune.types import InputError, Int64Array, needs_extra
-
-_MOST_DIGITS = 40  # more than any id has; Python refuses to read thousands
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,12 @@ class RowNumbers:
     def __getitem__(self, internal_id: int) -> int:
         return internal_id
 
-    def find(self, external_id: object) -> int:
-        """Return the internal id of `external_id`, or −1 where there is none."""
-        if not isinstance(external_id, int):
-            return -1
-        return external_id if 0 <= external_id < self.count else -1
+    def find_all(self, external_ids: Sequence[object]) -> Int64Array:
+        """Return the internal ids, −1 where there is none."""
+        return np.array(
+            [row if isinstance(row, int) and 0 <= row < self.count else -1 for row in external_ids],
+            np.int64,
+        )
 
 
 class Catalogue:
@@ -57,16 +56,17 @@ class Catalogue:
         """Whether items have names beside their ids."""
         return self._names is not None
 
+    def coerce(self, external_ids: Iterable[ExternalId]) -> list[ExternalId]:
+        """Return ids in the type that the catalogue has: what is a number may be given as text."""
+        return coerce_ids(self.ids, external_ids)
+
+    def find_all(self, external_ids: Iterable[ExternalId]) -> Int64Array:
+        """Return the internal ids, −1 where there is none; numbers may be given as text."""
+        return self.ids.find_all(self.coerce(external_ids))
+
     def find(self, external_id: ExternalId) -> int:
-        """Return the internal id, or −1; what stands for a number may be given as text."""
-        if isinstance(self.ids, StringIds):
-            return self.ids.find(str(external_id))
-        if isinstance(external_id, str):
-            digits = external_id.removeprefix("-")
-            if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
-                return -1
-            external_id = int(external_id)
-        return self.ids.find(external_id)
+        """Do as `find_all` does, for one."""
+        return int(self.find_all([external_id])[0])
 
     def external_id(self, item: int) -> ExternalId:
         """Return what the caller calls an item."""
@@ -92,21 +92,22 @@ class Catalogue:
     def item_set(self, path: Path) -> NDArray[np.uint64]:
         """Read a file with an id a line: which items these are, as bits; unknown ones are not."""
         with _reading(path), path.open(encoding="utf-8-sig") as file:
-            found = [self.find(line.strip()) for line in file if line.strip()]
-        return self.bits([item for item in found if item >= 0])
+            found = self.find_all([line.strip() for line in file if line.strip()])
+        return self.bits(found[found >= 0])
 
-    def bits(self, items: list[int]) -> NDArray[np.uint64]:
+    def bits(self, items: Int64Array) -> NDArray[np.uint64]:
         """Return a set of items as bits over the catalogue."""
         words = np.zeros(-(-len(self.ids) // 64), np.uint64)
-        chosen = np.array(items, np.uint64)
+        chosen = items.astype(np.uint64)
         np.bitwise_or.at(words, chosen // np.uint64(64), np.uint64(1) << chosen % np.uint64(64))
         return words
 
     def _named(self, path: Path) -> list[str]:
         """Return the names of all items, empty where the file has none."""
         names = [""] * len(self.ids)
-        for external_id, name in _rows(path):
-            item = self.find(external_id)
+        rows = list(_rows(path))
+        found = self.find_all([external_id for external_id, _ in rows])
+        for item, (_, name) in zip(found.tolist(), rows, strict=True):
             if item >= 0:
                 names[item] = " ".join(name.split())
         return names

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId
 from recprune.recommender import KIND as RECOMMENDER
-from recprune.recommender import Recommender
-from recprune.search.checks import eligible
+from recprune.recommender import Recommendations, Recommender
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
-from recprune.search.methods import METHODS, Auto, Cells, Method, RecJPQPrune, Scan
+from recprune.search.methods import METHODS, Method, stopped_at
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import (
@@ -35,7 +34,14 @@ from recprune.serve.engine.catalogue import Catalogue, RowNumbers
 from recprune.serve.engine.explain import affordable, explain
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex
-from recprune.types import Float32Array, InputError, Json, RecpruneError, StorageError
+from recprune.types import (
+    Float32Array,
+    InputError,
+    Int64Array,
+    Json,
+    RecpruneError,
+    StorageError,
+)
 
 
 class NoEncoderError(RecpruneError):
@@ -89,28 +95,44 @@ class Engine:
         """Return the best items for histories of external ids, oldest first."""
         recommender = self._encoding()
         method, allowed = self._method(choice), self._allowed(choice.allow)
-        excluded = self._excluded(choice.exclude)
+        excluded = self.catalogue.coerce(choice.exclude)
         found = []
         for history in histories:
-            items = [(external_id, self.catalogue.find(external_id)) for external_id in history]
-            known = np.array([item for _, item in items if item >= 0], np.int32)
-            unknown = [external_id for external_id, item in items if item < 0]
-            if not len(known):
-                found.append(self._most_popular(recommender, choice.k, excluded, allowed, unknown))
-                continue
-            begun = time.perf_counter()
-            embedding = recommender.encoder.encode([known])[0]
-            encoded = 1000.0 * (time.perf_counter() - begun)
-            left_out = np.concatenate([excluded, known]) if exclude_seen else excluded
-            answer = self._search(embedding, choice, method, left_out, allowed)
-            times = {"encode": encoded} | answer.milliseconds
-            found.append(replace(answer, unknown=unknown, milliseconds=times))
+            given = self.catalogue.coerce(history)
+            # One after the other: each is given the time that the ones before it left.
+            best = recommender.recommend(
+                [given],
+                self._most(choice.k),
+                exclude_seen=exclude_seen,
+                exclude=excluded,
+                allow=allowed,
+                method=method,
+                deadline=choice.deadline,
+                index=self.index,
+            )
+            missing = set(best.unknown[0])
+            unknown = [said for said, item in zip(history, given, strict=True) if item in missing]
+            found.append(replace(self._found_by(best, choice, allowed), unknown=unknown))
         return found
+
+    def _found_by(
+        self, best: Recommendations, choice: Choice, allowed: NDArray[np.uint64] | None
+    ) -> Found:
+        if best.top is None:
+            return _popular(best)
+        spent = best.milliseconds
+        times = {"encode": spent["encode"], "search": spent["sub-item scores"] + spent["search"]}
+        explanation = None
+        if choice.explain:
+            embedding, excluded = best.sequence_embeddings[0], best.excluded[0]
+            explanation, times["explain"] = self._explain(embedding, choice, excluded, allowed)
+        return _found(best.top, times, explanation)
 
     def search(self, sequence_embeddings: Float32Array, choice: Choice) -> list[Found]:
         """Return the best items for sequence embeddings, [queries, d]."""
         method, allowed = self._method(choice), self._allowed(choice.allow)
-        excluded = self._excluded(choice.exclude)
+        excluded = self.catalogue.find_all(choice.exclude)
+        excluded = excluded[excluded >= 0]
         return [
             self._search(embedding, choice, method, excluded, allowed)
             for embedding in sequence_embeddings
@@ -150,58 +172,51 @@ class Engine:
         embedding: Float32Array,
         choice: Choice,
         method: Method,
-        excluded: NDArray[np.int64],
+        excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
     ) -> Found:
         # One after the other: each query of a batch is given what the ones before it left.
-        if choice.deadline is not None and isinstance(method, Auto | Cells | Scan | RecJPQPrune):
-            left = 1e6 * (choice.deadline - time.monotonic())
-            method = replace(method, deadline_us=max(left, 1.0))
-        exclude = excluded if len(excluded) else None
-        k = min(choice.k, self.index.num_items)  # more would only be padding
+        if choice.deadline is not None:
+            method = stopped_at(method, choice.deadline)
         begun = time.perf_counter()
-        top = self.index.search(embedding, k, method=method, exclude=exclude, allow=allowed)
+        top = self.index.search(
+            embedding[None],
+            self._most(choice.k),
+            method=method,
+            exclude=[excluded] if len(excluded) else None,
+            allow=allowed,
+        )
         times = {"search": 1000.0 * (time.perf_counter() - begun)}
         explanation = None
         if choice.explain:
-            begun = time.perf_counter()
-            explained = explain(self._explained(), embedding, k, exclude=exclude, allow=allowed)
-            explanation = self._named(asdict(explained))
-            times["explain"] = 1000.0 * (time.perf_counter() - begun)
+            explanation, times["explain"] = self._explain(embedding, choice, excluded, allowed)
         return _found(top, times, explanation)
 
-    def _most_popular(
+    def _explain(
         self,
-        recommender: Recommender,
-        k: int,
-        excluded: NDArray[np.int64],
+        embedding: Float32Array,
+        choice: Choice,
+        excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
-        unknown: list[ExternalId],
-    ) -> Found:
+    ) -> tuple[Json, float]:
+        """Return what happened in a query, with the names of its items, and how long that took."""
         begun = time.perf_counter()
-        count = self.index.num_items
-        mask = eligible(0, count, None, None, allowed[None]) if allowed is not None else None
-        enough = min(k + len(np.unique(excluded)), count)
-        best = recommender.recommend([[]], enough, allow=mask)
-        keep = (best.ids[0] >= 0) & ~np.isin(best.ids[0], excluded)
-        items, scores = best.ids[0][keep][:k], best.scores[0][keep][:k]
-        times = {"popularity": 1000.0 * (time.perf_counter() - begun)}
-        return Found(
-            items.tolist(), scores.tolist(), unknown, True, None, True, 0, 0.0, times, None
-        )  # fmt: skip
+        explained = explain(
+            self._explained(), embedding, self._most(choice.k), exclude=excluded, allow=allowed
+        )
+        return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
+
+    def _most(self, k: int) -> int:
+        return min(k, self.index.num_items)  # more would only be padding
 
     def _method(self, choice: Choice) -> Method:
         method = METHODS[choice.method]
-        if choice.deadline is not None and not hasattr(method, "deadline_us"):
-            raise InputError(
-                f"timeout_ms: method {choice.method} cannot stop early; auto, cells, scan and "
-                "recjpqprune can"
-            )
+        if choice.deadline is not None:
+            try:
+                stopped_at(method, choice.deadline)
+            except InputError as error:
+                raise InputError(f"timeout_ms: {error}") from None
         return affordable(method, self.index)
-
-    def _excluded(self, exclude: Sequence[ExternalId]) -> NDArray[np.int64]:
-        found = (self.catalogue.find(external_id) for external_id in exclude)
-        return np.array([item for item in found if item >= 0], np.int64)
 
     def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
         if allow is None:
@@ -210,9 +225,9 @@ class Engine:
             if allow not in self.item_sets:
                 raise InputError(f"allow: no item set of the name {allow!r}")
             return self.item_sets[allow]
-        items = [self.catalogue.find(external_id) for external_id in allow]
-        if -1 in items:
-            place = items.index(-1)
+        items = self.catalogue.find_all(allow)
+        if items.min(initial=0) < 0:
+            place = int((items < 0).argmax())
             raise InputError(f"allow[{place}] is {allow[place]!r}: not in the catalogue")
         return self.catalogue.bits(items)
 
@@ -225,14 +240,30 @@ class Engine:
         return explanation
 
 
+def _popular(best: Recommendations) -> Found:
+    kept = best.ids[0] >= 0
+    return Found(
+        items=best.ids[0][kept].tolist(),
+        scores=best.scores[0][kept].tolist(),
+        unknown=[],
+        by_popularity=True,
+        method=None,
+        exact=True,
+        items_scored=0,
+        gap=0.0,
+        milliseconds={"popularity": sum(best.milliseconds.values())},
+        explanation=None,
+    )
+
+
 def _found(top: TopK, times: dict[str, float], explanation: Json | None) -> Found:
     record = top.stats.records[0]
     exact = bool(record["exact"])
     gap = 0.0 if exact else float(record["upper_bound"] - record["threshold"])
-    kept = top.ids >= 0
+    kept = top.ids[0] >= 0
     return Found(
-        items=top.ids[kept].tolist(),
-        scores=top.scores[kept].tolist(),
+        items=top.ids[0][kept].tolist(),
+        scores=top.scores[0][kept].tolist(),
         unknown=[],
         by_popularity=False,
         method=top.stats.method[0],

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.search.checks import checked_allow, checked_exclude, checked_queries, eligible
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
+from recprune.search.question import checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
 from recprune.shards.sharded_index import ShardedIndex
@@ -44,7 +44,7 @@ class ExplainedItem:
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class SortedScores:
     """Sub-item scores, the best first in every split; runs of ranks where there are very many."""
 
     first_ranks: list[int]  # [columns]: the ranks from this one to the next one's
@@ -102,13 +102,13 @@ class Explanation:
     top: list[ExplainedItem]
     middle: ExplainedItem | None  # of the ranking of all eligible items
     bottom: ExplainedItem | None
-    heat_map: HeatMap
+    heat_map: SortedScores
     methods: list[MethodRun]
     trace: Trace
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Query:
     """One query, and what is right about it by exhaustive scoring."""
 
     index: Index
@@ -147,23 +147,23 @@ def explain(
 
     Scores the whole catalogue and searches many times over: for looking inside, not for serving.
     """
-    question = _question(index, sequence_embedding, k, exclude, allow)
-    right = _top(question)
-    ranked = len(question.items)
-    places = np.argsort(question.order, axis=1)  # the rank of every sub-item id
+    query = _query(index, sequence_embedding, k, exclude, allow)
+    right = _top(query)
+    ranked = len(query.items)
+    places = np.argsort(query.order, axis=1)  # the rank of every sub-item id
 
     def explained(item: int, rank: int) -> ExplainedItem:
-        code = question.codes[item]
+        code = query.codes[item]
         splits = np.arange(index.num_splits)
-        scores = score_items(question.table, code[None, :], _bias_of(question, item))
+        scores = score_items(query.table, code[None, :], _bias_of(query, item))
         return ExplainedItem(
             item_id=item,
             rank=rank,
             score=float(scores[0]),
             sub_item_ids=code.tolist(),
             sub_item_ranks=places[splits, code].tolist(),
-            contributions=question.table[splits, code].tolist(),
-            bias=None if question.bias is None else float(question.bias[item]),
+            contributions=query.table[splits, code].tolist(),
+            bias=None if query.bias is None else float(query.bias[item]),
         )
 
     return Explanation(
@@ -172,34 +172,34 @@ def explain(
         num_splits=index.num_splits,
         num_sub_items=index.num_sub_items,
         top=[explained(int(item), rank) for rank, item in enumerate(right[0], 1)],
-        middle=explained(_at_rank(question, ranked // 2), ranked // 2 + 1) if ranked else None,
-        bottom=explained(_at_rank(question, ranked - 1), ranked) if ranked else None,
-        heat_map=_heat_map(question.sorted_table),
-        methods=[_run(question, name, method, right) for name, method in METHODS.items()],
-        trace=_trace(question),
+        middle=explained(_at_rank(query, ranked // 2), ranked // 2 + 1) if ranked else None,
+        bottom=explained(_at_rank(query, ranked - 1), ranked) if ranked else None,
+        heat_map=_heat_map(query.sorted_table),
+        methods=[_run(query, name, method, right) for name, method in METHODS.items()],
+        trace=_trace(query),
     )
 
 
 # The right answer --------------------------------------------------------------------------------
 
 
-def _question(
+def _query(
     index: Index, sequence_embedding: Float32Array, k: int, exclude: Any, allow: Any
-) -> _Question:
-    queries, single = checked_queries(sequence_embedding, "sequence_embedding", (index.width,))
-    if not single:
+) -> _Query:
+    if np.shape(sequence_embedding) != (index.width,):
         raise InputError(
-            f"sequence_embedding has shape {list(sequence_embedding.shape)}, "
+            f"sequence_embedding has shape {list(np.shape(sequence_embedding))}, "
             f"expected [{index.width}]: one query is explained at a time"
         )
-    offsets, excluded = checked_exclude(exclude, 1, single, index.num_items)
-    allowed = checked_allow(allow, 1, index.num_items)
-    table = index.sub_item_scores(queries[0])
-    codes, bias = index.item_codes(), index.parts()[1].get("item_bias")
-    items = np.flatnonzero(eligible(0, index.num_items, offsets, excluded, allowed))
-    return _Question(
+    question = checked_question(
+        index, sequence_embedding, k, exclude=exclude, allow=allow, name="sequence_embedding"
+    )
+    table = index.sub_item_scores(sequence_embedding)
+    codes, bias = index.item_codes(), index.item_bias
+    items = np.flatnonzero(eligible(question, 0, index.num_items))
+    return _Query(
         index=index,
-        sequence_embedding=queries[0],
+        sequence_embedding=sequence_embedding,
         k=k,
         exclude=exclude,
         allow=allow,
@@ -212,31 +212,31 @@ def _question(
     )
 
 
-def _bias_of(question: _Question, item: int) -> Float32Array | None:
-    return None if question.bias is None else question.bias[item : item + 1]
+def _bias_of(query: _Query, item: int) -> Float32Array | None:
+    return None if query.bias is None else query.bias[item : item + 1]
 
 
-def _top(question: _Question) -> tuple[Int64Array, Float32Array]:
+def _top(query: _Query) -> tuple[Int64Array, Float32Array]:
     """Return the best K by exhaustive scoring: sorting only those that can be among them."""
-    scores, k = question.scores, question.k
+    scores, k = query.scores, query.k
     if not 0 < k < len(scores):
-        return best(scores, question.items, k)
+        return best(scores, query.items, k)
     close = scores >= np.partition(scores, -k)[-k]
-    return best(scores[close], question.items[close], k)
+    return best(scores[close], query.items[close], k)
 
 
-def _at_rank(question: _Question, rank: int) -> int:
+def _at_rank(query: _Query, rank: int) -> int:
     """Return the item at a place of the whole ranking, 0 the best; ties by item id."""
-    score = -np.partition(-question.scores, rank)[rank]
-    better = int((question.scores > score).sum())
-    return int(question.items[np.flatnonzero(question.scores == score)[rank - better]])
+    score = -np.partition(-query.scores, rank)[rank]
+    better = int((query.scores > score).sum())
+    return int(query.items[np.flatnonzero(query.scores == score)[rank - better]])
 
 
-def _heat_map(sorted_table: Float32Array) -> HeatMap:
+def _heat_map(sorted_table: Float32Array) -> SortedScores:
     num_sub_items = sorted_table.shape[1]
     columns = min(num_sub_items, _MOST_COLUMNS)
     first_ranks = np.arange(columns) * num_sub_items // columns
-    return HeatMap(first_ranks.tolist(), sorted_table[:, first_ranks].tolist())
+    return SortedScores(first_ranks.tolist(), sorted_table[:, first_ranks].tolist())
 
 
 # Every method ------------------------------------------------------------------------------------
@@ -256,12 +256,12 @@ def affordable(method: Method, index: Index | ShardedIndex) -> Method:
 
 
 def _run(
-    question: _Question, name: str, method: Method, right: tuple[Int64Array, Float32Array]
+    query: _Query, name: str, method: Method, right: tuple[Int64Array, Float32Array]
 ) -> MethodRun:
-    index = question.index
+    index = query.index
     try:
         method = affordable(method, index)
-        runs, visits = zip(*(question.search(method) for _ in range(_REPEATS)), strict=True)
+        runs, visits = zip(*(query.search(method) for _ in range(_REPEATS)), strict=True)
     except InputError as error:
         return MethodRun(name, str(error).removeprefix(f"method {name} "))
     record = runs[-1].stats
@@ -291,43 +291,43 @@ def _identical(found: TopK, right: tuple[Int64Array, Float32Array]) -> bool:
 # The trace ---------------------------------------------------------------------------------------
 
 
-def _upper_bound(question: _Question, visited: Int64Array) -> float | None:
+def _upper_bound(query: _Query, visited: Int64Array) -> float | None:
     """Return σ, the best possible score of an item without a visited sub-item id."""
-    if (visited == question.index.num_sub_items).any():
+    if (visited == query.index.num_sub_items).any():
         return None
-    ahead = question.sorted_table[np.arange(len(visited)), visited]
+    ahead = query.sorted_table[np.arange(len(visited)), visited]
     bound = score_items(ahead[:, None], np.zeros((1, len(ahead)), np.uint8), None)[0]
-    return float(bound if question.bias is None else bound + question.bias.max(initial=-np.inf))
+    return float(bound if query.bias is None else bound + query.bias.max(initial=-np.inf))
 
 
-def _trace(question: _Question) -> Trace:
-    index = question.index
-    pruning = "codes" in index.parts()[1]
+def _trace(query: _Query) -> Trace:
+    index = query.index
+    pruning = index.layout == "full"
     # The smallest steps there are: more to see than in the default ones.
     traced: RecJPQPrune | Scan = RecJPQPrune(sub_items_per_step=1) if pruning else Scan()
-    whole, visited = question.search(traced)
+    whole, visited = query.search(traced)
     steps, scored = int(whole.stats.steps[0]), int(whole.stats.items_scored[0])
     begin = np.zeros_like(visited)
-    points = [TracePoint(0, None, _upper_bound(question, begin), 0, begin.tolist())]
+    points = [TracePoint(0, None, _upper_bound(query, begin), 0, begin.tolist())]
     # Every point is a search of its own, stopped there.
     affordable = 2 * _TRACED_ITEMS // max(scored, 1)
     num_points = min(max(affordable, _FEWEST_POINTS), _MOST_POINTS, steps)
     for step in np.linspace(1, steps, num_points).round().astype(int).tolist() if steps else []:
-        top, visited_by_then = question.search(replace(traced, max_steps=step))
+        top, visited_by_then = query.search(replace(traced, max_steps=step))
         threshold = float(top.stats.threshold[0])
         points.append(
             TracePoint(
                 step=step,
                 threshold=threshold if np.isfinite(threshold) else None,
-                upper_bound=_upper_bound(question, visited_by_then),
+                upper_bound=_upper_bound(query, visited_by_then),
                 items_scored=int(top.stats.items_scored[0]),
                 visited=visited_by_then.tolist(),
             )
         )
-    places = np.argsort(question.order, axis=1)
+    places = np.argsort(query.order, axis=1)
     seen = np.zeros(index.num_items, np.bool_)
     for split, count in enumerate(visited):
-        seen |= places[split][question.codes[:, split]] < count
+        seen |= places[split][query.codes[:, split]] < count
     used_up = bool((visited == index.num_sub_items).any())
     return Trace(
         method="recjpqprune" if pruning else "scan",

@@ -1,0 +1,151 @@
+"""A question to an index: queries and what may answer them, checked once, then frozen.
+
+`Index` and `ShardedIndex` take the same arguments; both make this of them before anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune import _native
+from recprune.search.checks import (
+    MAX_ITEMS,
+    checked_allow,
+    checked_exclude,
+    checked_floor,
+    checked_k,
+    checked_queries,
+    checked_threads,
+    refuse_infinite,
+)
+from recprune.search.methods import Method, find_method
+from recprune.search.top_k import TopK
+from recprune.types import Float32Array, Int64Array
+
+QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub_item_scores"]
+
+
+class IndexShape(Protocol):
+    """What a question is checked against."""
+
+    num_items: int
+    num_splits: int
+    num_sub_items: int
+    width: int
+
+
+class Searchable(IndexShape, Protocol):
+    """What answers like an `Index`."""
+
+    def search(
+        self,
+        sequence_embeddings: Float32Array,
+        k: int = 10,
+        *,
+        method: str | Method = "auto",
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+    ) -> TopK:
+        """Return the exact top k, as `Index.search` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A batch of queries, checked."""
+
+    queries: Float32Array  # [queries, values]
+    name: QueryName  # of the argument that the queries came as
+    row_shape: tuple[int, ...]  # of one query there: (d,), or (M, B)
+    single: bool  # one query without a batch: its answer has no axis for queries either
+    k: int
+    method: Method
+    threads: int
+    exclude_offsets: Int64Array | None  # [queries + 1]
+    exclude_items: NDArray[Any] | None  # ascending for every query
+    allow: NDArray[np.uint64] | None  # [1 or queries, words]
+    floors: Float32Array | None  # [queries]
+
+    @property
+    def are_scores(self) -> bool:
+        """Whether the queries are sub-item scores, and not sequence embeddings."""
+        return self.name == "sub_item_scores"
+
+    def refuse_infinite(self) -> None:
+        """Refuse NaN and infinity among the queries, naming the first one's position."""
+        given = self.queries.reshape(-1, *self.row_shape)
+        refuse_infinite(given[0] if self.single else given, self.name)
+
+
+def checked_question(
+    index: IndexShape,
+    queries: Any,
+    k: Any,
+    method: str | Method = "auto",
+    exclude: Any = None,
+    allow: Any = None,
+    floor: Any = None,
+    threads: Any = 1,
+    *,
+    name: QueryName = "sequence_embeddings",
+) -> Question:
+    """Return the question that the arguments of a search ask; `name` is that of the queries."""
+    # A search may take 50 µs and finds cold caches: every line here is felt.
+    chosen = find_method(method)
+    k = checked_k(k)
+    checked_threads(threads)
+    are_scores = name == "sub_item_scores"
+    row_shape = (index.num_splits, index.num_sub_items) if are_scores else (index.width,)
+    rows, single = checked_queries(queries, name, row_shape)
+    # The ids of a catalogue in shards may not fit into what one index counts its own with.
+    dtype = np.uint32 if index.num_items <= MAX_ITEMS else np.int64
+    offsets, items = checked_exclude(exclude, len(rows), single, index.num_items, dtype)
+    return Question(
+        rows,
+        name,
+        row_shape,
+        single,
+        k,
+        chosen,
+        threads,
+        offsets,
+        items,
+        checked_allow(allow, len(rows), index.num_items),
+        checked_floor(floor, len(rows)),
+    )
+
+
+def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool_]:
+    """Return which items one of the queries may return, as a mask."""
+    allow, offsets, items = question.allow, question.exclude_offsets, question.exclude_items
+    mask = np.ones(num_items, np.bool_)
+    if allow is not None:
+        mask &= mask_of(allow[number if len(allow) > 1 else 0], num_items)
+    if offsets is not None and items is not None:
+        mask[items[offsets[number] : offsets[number + 1]]] = False
+    return mask
+
+
+def mask_of(words: NDArray[np.uint64], num_items: int) -> NDArray[np.bool_]:
+    """Return a set of items, given as bits, as a mask."""
+    return np.unpackbits(words.view(np.uint8), count=num_items, bitorder="little").view(np.bool_)
+
+
+def native_restrictions(question: Question) -> _native.Restrictions | None:
+    """Return which items may be returned as the native core is told it; None: all."""
+    offsets, items = question.exclude_offsets, question.exclude_items
+    if offsets is None and question.allow is None and question.floors is None:
+        return None
+    restrictions = _native.Restrictions()
+    if offsets is not None and items is not None:
+        restrictions.set_exclude(offsets, items)
+    if question.allow is not None:
+        restrictions.set_allow(question.allow)
+    if question.floors is not None:
+        restrictions.set_floors(question.floors)
+    return restrictions
