@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,7 +18,8 @@ from recprune.search.checks import (
     checked_threads,
     refuse_infinite,
 )
-from recprune.search.dense import dense_top_k
+from recprune.search.dense import DenseItems, answer_dense, dense_items
+from recprune.search.faiss_io import make_faiss, read_faiss
 from recprune.search.methods import (
     Auto,
     Cells,
@@ -34,11 +34,10 @@ from recprune.search.question import (
     QueryName,
     Question,
     checked_question,
-    eligible,
     native_restrictions,
 )
 from recprune.search.reference import score_items
-from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats, TopK
+from recprune.search.top_k import RECORD_WORDS, SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     CodeArray,
@@ -47,7 +46,6 @@ from recprune.types import (
     Json,
     StorageError,
     frozen,
-    needs_extra,
 )
 
 Layout = Literal["auto", "full", "compact"]
@@ -85,7 +83,7 @@ class Index:
         transposed = arrays["transposed_embeddings"]
         self.num_splits = int(transposed.shape[0])
         self.width = int(transposed.shape[0] * transposed.shape[1])  # d
-        self._dense: Float32Array | None = None
+        self._dense: DenseItems | None = None
         self._has_posting_lists = False
         self._lock = threading.Lock()  # for what is built on first use
         self._native = _native.SearchIndex(num_items, transposed)
@@ -162,31 +160,14 @@ class Index:
     @classmethod
     def from_faiss(cls, index_pq: Any, *, layout: Layout = "auto", threads: int = 1) -> Index:
         """Take over the codes and centroids of a `faiss.IndexPQ` (inner product, 8 bits)."""
-        with needs_extra("bench"):
-            import faiss
-        if not isinstance(index_pq, faiss.IndexPQ):
-            raise InputError(f"index_pq is a {type(index_pq).__name__}, expected a faiss.IndexPQ")
-        if index_pq.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise InputError("index_pq does not rank by inner product")
-        pq = index_pq.pq
-        if pq.nbits != 8:
-            raise InputError(f"index_pq has {pq.nbits} bits a code, expected 8")
-        codes = faiss.vector_to_array(index_pq.codes).reshape(index_pq.ntotal, pq.M)
-        centroids = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
+        codes, centroids = read_faiss(index_pq)
         return cls.build(codes, centroids, layout=layout, threads=threads)
 
     def to_faiss(self) -> Any:
         """Return a `faiss.IndexPQ` with the same codes and vectors; it knows no item bias."""
-        with needs_extra("bench"):
-            import faiss
-        if self.num_sub_items != 256 or "item_bias" in self._arrays:
+        if self.item_bias is not None:
             raise InputError("faiss.IndexPQ needs 256 sub-items per split and no item bias")
-        peer = faiss.IndexPQ(self.width, self.num_splits, 8, faiss.METRIC_INNER_PRODUCT)
-        embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
-        faiss.copy_array_to_vector(np.ascontiguousarray(embeddings).ravel(), peer.pq.centroids)
-        faiss.copy_array_to_vector(np.ascontiguousarray(self._codes()).ravel(), peer.codes)
-        peer.ntotal, peer.is_trained = self.num_items, True
-        return peer
+        return make_faiss(self.item_codes(), self.sub_item_embeddings())
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder, in place of an older index if there is one."""
@@ -299,7 +280,10 @@ class Index:
 
     def item_codes(self) -> NDArray[Any]:
         """Return the codes of all items, [n, M]; a compact index puts them together."""
-        return self._codes()
+        if "codes" in self._arrays:
+            return self._arrays["codes"]
+        codes: NDArray[Any] = self._native.codes_of_lists()
+        return codes
 
     def sub_item_embeddings(self) -> Float32Array:
         """Return the vectors of the sub-items, [M, B, d/M]."""
@@ -310,7 +294,7 @@ class Index:
         queries, single = checked_queries(sequence_embeddings, "sequence_embeddings", (self.width,))
         wanted = checked_items(items, self.num_items)
         tables = self.sub_item_scores(queries)
-        codes, bias = self._codes()[wanted], self._arrays.get("item_bias")
+        codes, bias = self.item_codes()[wanted], self.item_bias
         chosen_bias = bias[wanted] if bias is not None else None
         rows = [score_items(table, codes, chosen_bias) for table in tables]
         scores = np.array(rows, np.float32).reshape(len(queries), len(wanted))
@@ -340,7 +324,6 @@ class Index:
         """Answer a question that was checked against an index of this shape."""
         # A search may take 50 µs and finds cold caches: every line here is felt.
         if type(question.method) is Default:
-            question.refuse_infinite()
             top = self._answer_dense(question, question.method)
         else:
             if type(question.method) is not Auto:
@@ -388,62 +371,18 @@ class Index:
                     self._native.set_posting_lists(lists.offsets, items)
                     self._has_posting_lists = True
 
-    def _codes(self) -> NDArray[Any]:
-        """Return item-major codes; a compact index puts them together from its lists."""
-        if "codes" in self._arrays:
-            return self._arrays["codes"]
-        codes: NDArray[Any] = self._native.codes_of_lists()
-        return codes
-
-    def _dense_items(
-        self, codes: NDArray[Any], embeddings: Float32Array, method: Default
-    ) -> Float32Array:
-        """Return all item vectors, [n, d]; built on first use if the method allows that much."""
-        with self._lock:
-            if self._dense is None:
-                needed = 4 * self.num_items * self.width
-                if needed > method.max_bytes:
-                    raise InputError(
-                        f"method default needs {needed:,} bytes for all item vectors, more than "
-                        f"its max_bytes of {method.max_bytes:,}: Default(max_bytes=...) allows more"
-                    )
-                parts = [embeddings[m][codes[:, m]] for m in range(self.num_splits)]
-                self._dense = np.concatenate(parts, axis=1)
-            return self._dense
-
     def _answer_dense(self, question: Question, method: Default) -> TopK:
-        """Answer by method default, one query after the other."""
         if question.are_scores:
             raise InputError("method default needs sequence embeddings, not sub-item scores")
-        batch, k = question.queries, question.k
-        codes, bias = self._codes(), self._arrays.get("item_bias")
-        embeddings = self._arrays["transposed_embeddings"].transpose(0, 2, 1)
-        dense_items = self._dense_items(codes, embeddings, method)
-        ids = np.full((len(batch), k), -1, np.int64)
-        scores = np.full((len(batch), k), -np.inf, np.float32)
-        records = np.zeros(len(batch), RECORD)
-        tables = self._native.sub_item_scores(batch)
+        question.refuse_infinite()
+        with self._lock:
+            if self._dense is None:
+                self._dense = dense_items(
+                    self.item_codes(), self.sub_item_embeddings(), self.item_bias, method
+                )
+        tables = self._native.sub_item_scores(question.queries)
         self.refuse_overflow(tables)
-        for number, query in enumerate(batch):
-            begun = time.perf_counter_ns()
-            candidates = np.flatnonzero(eligible(question, number, self.num_items))
-            top_ids, top_scores = dense_top_k(
-                query, tables[number], dense_items, codes, embeddings, bias, candidates, k
-            )
-            floor = np.float32(-np.inf) if question.floors is None else question.floors[number]
-            found = int((top_scores >= floor).sum())
-            ids[number, :found] = top_ids[:found]
-            scores[number, :found] = top_scores[:found]
-            record = records[number]
-            record["method"] = _native.Method[method.name].value
-            record["exact"] = record["steps"] = 1
-            record["items_scored"] = record["items_touched"] = self.num_items
-            record["bytes_touched"] = dense_items.nbytes
-            record["threshold"] = top_scores[-1] if 0 < k == found else floor
-            record["upper_bound"] = -np.inf
-            record["nanoseconds"] = time.perf_counter_ns() - begun
-        raw = records.view(np.int64).reshape(len(batch), RECORD_WORDS)
-        return TopK(ids, scores, SearchStats(raw))
+        return answer_dense(question, self._dense, tables)
 
     def refuse_overflow(self, tables: Float32Array, largest_bias: float = 0.0) -> None:
         """Refuse sub-item scores [queries, M, B] whose sums, or NaN, float32 cannot hold."""

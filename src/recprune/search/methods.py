@@ -9,6 +9,7 @@ and bound how far off it can be.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypeAlias
@@ -111,11 +112,15 @@ STOPPABLE = tuple(name for name, method in METHODS.items() if isinstance(method,
 """The names of the methods that can stop early."""
 
 
+def named(methods: Sequence[str]) -> str:
+    """Return names as a sentence has them: "auto, cells and scan"."""
+    return " and ".join(filter(None, [", ".join(methods[:-1]), methods[-1]]))
+
+
 def stopped_at(method: Method, deadline: float) -> Method:
     """Return the method with what is left until a moment, by `time.monotonic()`, as its limit."""
     if not isinstance(method, Stoppable):
-        others = f"{', '.join(STOPPABLE[:-1])} and {STOPPABLE[-1]}"
-        raise InputError(f"method {method.name} cannot stop early; {others} can")
+        raise InputError(f"method {method.name} cannot stop early; {named(STOPPABLE)} can")
     return replace(method, deadline_us=max(1e6 * (deadline - time.monotonic()), 1.0))
 
 
