@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from recprune.serve.engine.backend import size_of
 from recprune.serve.engine.engine import Engine, Found
-from recprune.serve.http.gate import Gate
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
@@ -124,10 +123,10 @@ class Metrics:
         for outcome, count in outcomes.items():
             self._reloads.labels(outcome).set(count)
 
-    def set_depth(self, work: str, gate: Gate) -> None:
+    def set_depth(self, work: str, running: int, waiting: int) -> None:
         """Note how many are at work, and how many wait."""
-        self._depth.labels(work, "running").set(gate.running)
-        self._depth.labels(work, "waiting").set(gate.waiting)
+        self._depth.labels(work, "running").set(running)
+        self._depth.labels(work, "waiting").set(waiting)
 
     def text(self) -> bytes:
         """Return the figures of all workers, as Prometheus reads them."""

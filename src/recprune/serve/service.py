@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from recprune.serve.admission import Admission, WorkPool
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import check_not_lost
 from recprune.serve.engine.engine import Engine, load_engine
 from recprune.serve.histories.histories import Histories, open_histories
-from recprune.serve.http.gate import Gate
 from recprune.serve.keys import Keys, read_keys
 from recprune.serve.logs import log
 from recprune.serve.metrics import Metrics
@@ -51,12 +51,12 @@ class Service:
         self.histories = histories
         self.metrics = Metrics()
         limits = settings.limits
-        self.searches = self._gate("search", limits.running, limits.waiting)
-        self.lookups = self._gate("histories", 4, 16)  # they wait for a disk or a network
-        self.items = self._gate("items", 1, 16)  # nobody's events wait for who looks for words
-        # What a person looks at, one at a time, beside the traffic.
-        self.visits = self._gate("explain", 1, 2)
-        self._probes = self._gate("readiness", 1, 0)
+        self.searches = self._pool("search", limits.running, limits.waiting)
+        self.lookups = self._pool("histories", 4, 16)  # they wait for a disk or a network
+        self.items = self._pool("items", 1, 16)  # apart: events must not wait for a search of names
+        # Explanations and reloads, one at a time, beside the traffic.
+        self.visits = self._pool("explain", 1, 2)
+        self._probes = self._pool("readiness", 1, 0)
         self._probe: asyncio.Task[RecpruneError | None] | None = None
         self._probe_until = 0.0  # its outcome counts; by time.monotonic()
         self.reload_everywhere: Callable[[], Awaitable[Reload]] = self._reload_here
@@ -103,8 +103,8 @@ class Service:
 
     def close(self) -> None:
         """Finish what has begun and let go of everything."""
-        for gate in (self.searches, self.lookups, self.items, self.visits, self._probes):
-            gate.close()
+        for pool in (self.searches, self.lookups, self.items, self.visits, self._probes):
+            pool.close()
         self.histories.close()
         self.engine.close()
 
@@ -119,8 +119,15 @@ class Service:
                 message = message.replace(f"{said}/", "").replace(said, path.name)
         return message
 
-    def _gate(self, name: str, running: int, waiting: int) -> Gate:
-        return Gate(name, running=running, waiting=waiting, changed=self.metrics.set_depth)
+    def _pool(self, name: str, running: int, waiting: int) -> WorkPool:
+        def note(in_flight: int) -> None:
+            at_work = min(in_flight, running)
+            self.metrics.set_depth(name, at_work, in_flight - at_work)
+
+        admission = Admission(
+            running + waiting, on_refused=self.metrics.count_turned_away, on_change=note
+        )
+        return WorkPool(name, threads=running, admission=admission)
 
     async def _reload_here(self) -> Reload:
         """Reload this process alone: for an app that no supervisor runs."""

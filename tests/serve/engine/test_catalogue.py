@@ -1,9 +1,7 @@
-"""Names, item sets and gates: what the service is made of, piece by piece."""
+"""The catalogue: names, item sets, and a search over both."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,6 @@ import pytest
 
 from recprune import InputError, IntegerIds
 from recprune.serve.engine.catalogue import Catalogue, RowNumbers
-from recprune.serve.http.gate import Gate, OverloadedError
-from tests.support.serving import wait_until
 
 
 def catalogue(path: Path | None) -> Catalogue:
@@ -83,46 +79,3 @@ def test_without_names_and_popularity_items_are_found_by_their_ids() -> None:
     assert rows.search("19", 4) == [19, 119, 190, 191]
     assert rows.search("", 4) == []
     assert rows.name(3) is None
-
-
-def test_a_gate_lets_so_many_in_and_no_more() -> None:
-    noted: list[tuple[int, int]] = []
-    held = threading.Event()
-    gate = Gate(
-        "test", running=2, waiting=1, changed=lambda _, g: noted.append((g.running, g.waiting))
-    )
-
-    async def go() -> None:
-        tasks = [asyncio.create_task(gate.run(lambda: held.wait(20))) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert gate.is_full
-        with pytest.raises(OverloadedError):
-            await gate.run(lambda: None)
-        held.set()
-        assert await asyncio.gather(*tasks) == [True, True, True]
-        assert gate.running == 0
-        with pytest.raises(ZeroDivisionError):
-            await gate.run(lambda: 1 // 0)
-
-    asyncio.run(go())
-    gate.close()
-    assert noted[:3] == [(1, 0), (2, 0), (2, 1)]
-    assert noted[-1] == (0, 0)
-    wait_until(lambda: not any("test" in t.name for t in threading.enumerate()), "the threads' end")
-
-
-def test_who_does_not_wait_any_longer_leaves_the_work_its_place() -> None:
-    held = threading.Event()
-    gate = Gate("test", running=1, waiting=0, changed=lambda _, __: None)
-
-    async def go() -> None:
-        with pytest.raises(TimeoutError):
-            await gate.run(lambda: held.wait(20), 0.01)
-        assert gate.running == 1, "the thread is still at it"
-        held.set()
-        while gate.is_full:
-            await asyncio.sleep(0.001)
-        assert await gate.run(lambda: 7, 20) == 7
-
-    asyncio.run(asyncio.wait_for(go(), 20))
-    gate.close()

@@ -95,7 +95,7 @@ def test_a_bad_folder_leaves_the_old_one_serving(
 def test_a_bad_folder_is_not_served_in_the_first_place(saved: list[Path], tmp_path: Path) -> None:
     for folder, message in (
         (damaged(saved[0], tmp_path, "truncated"), "index_codes.npy"),
-        (tmp_path / "missing", "No such file"),
+        (tmp_path / "missing", "not a saved recommender or index: no such folder"),
         (tmp_path, "has no manifest.json: expected a folder made by `recprune export`"),
     ):
         done = subprocess.run(

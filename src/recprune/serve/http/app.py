@@ -1,51 +1,24 @@
-"""The routes: check, ask, answer."""
+"""The application: routes, errors and guard put together, and described in openapi.json."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
-
-from recprune.data.identifiers import ExternalId
-from recprune.serve.configuration import Limits, ServeSettings
-from recprune.serve.engine.engine import Choice, Engine, Found
-from recprune.serve.histories.histories import Event, HistoriesUnavailableError
-from recprune.serve.http.errors import LimitError, NotFoundError, add_errors
-from recprune.serve.http.gate import Gate
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.http.errors import add_errors
 from recprune.serve.http.guard import OPEN_PATHS, Guard
-from recprune.serve.http.schemas import (
-    Answer,
-    Answers,
-    ErrorAnswer,
-    EventsAnswer,
-    EventsRequest,
-    FoundItem,
-    FoundItems,
-    Health,
-    ItemAnswer,
-    Readiness,
-    RecommendRequest,
-    Reloaded,
-    ScoredItem,
-    SearchRequest,
-)
+from recprune.serve.http.routes import add_routes
+from recprune.serve.http.schemas import ErrorAnswer
 from recprune.serve.service import Service, open_service
-from recprune.types import VERSION, InputError, needs_extra
+from recprune.types import VERSION, needs_extra
 
 with needs_extra("serve"):
-    from fastapi import FastAPI, Query, Response
-    from fastapi.responses import FileResponse
-    from fastapi.staticfiles import StaticFiles
-    from pydantic import BaseModel
+    from fastapi import FastAPI
     from starlette.middleware.cors import CORSMiddleware
 
-_PAGE = Path(__file__).parents[1] / "page"
 _DESCRIPTION = (
     "Exact top-K recommendation. Where the service has API keys, send one with every request: "
     "`Authorization: Bearer KEY`. Every answer that is not 2xx has an `error` with a `code` and a "
@@ -75,11 +48,8 @@ def create_app(settings: ServeSettings, service: Service | None = None) -> FastA
             422: {"model": ErrorAnswer, "description": "The request is not what is expected."},
         },
     )
-    _add_questions(app, served)
-    _add_items(app, served)
-    _add_operations(app, served)
-    _add_page(app)
-    add_errors(app, served.metrics)
+    add_routes(app, served)
+    add_errors(app)
     _describe_keys(app, needed=settings.keys_file is not None)
     app.add_middleware(Guard, service=served)
     if settings.cors_origins:
@@ -90,264 +60,6 @@ def create_app(settings: ServeSettings, service: Service | None = None) -> FastA
             allow_headers=["authorization", "content-type"],
         )
     return app
-
-
-# Questions ---------------------------------------------------------------------------------------
-
-
-def _add_questions(app: FastAPI, service: Service) -> None:
-    limits = service.settings.limits
-
-    @app.post("/recommend", response_model=Answers)
-    async def recommend(asked: RecommendRequest) -> Response:
-        """Recommend the next items to histories, or to users whose events were posted."""
-        begun = time.monotonic()
-        engine = service.engine
-        engine.check_recommends()
-        askers = asked.askers()
-        _check_choice(asked, len(askers), limits)
-        for asker in askers:
-            _check_limit("history", len(asker.history or []), limits.history)
-        users = [asker.user for asker in askers if asker.user is not None]
-        kept: dict[str, list[str]] = {}
-        looked_up = 0.0
-        choice = _choice(asked, begun)
-        if users:
-            kept = await _looked_up(service, list(map(str, users)), choice.deadline)
-            looked_up = time.monotonic() - begun
-            service.metrics.count_stage("histories", looked_up)
-        histories: list[list[ExternalId]] = [
-            list(asker.history) if asker.history is not None else [*kept[str(asker.user)]]
-            for asker in askers
-        ]
-        before = {"histories": 1000.0 * looked_up} if users else {}
-
-        def answered() -> str:
-            found = engine.recommend(histories, choice, exclude_seen=asked.exclude_seen)
-            return _answers(service, engine, found, before)
-
-        return _written(await _gate_for(service, asked).run(answered))
-
-    @app.post("/search", response_model=Answers)
-    async def search(asked: SearchRequest) -> Response:
-        """Find the best items for sequence embeddings from an encoder of your own."""
-        begun = time.monotonic()
-        engine = service.engine
-        rows = asked.sequence_embeddings()
-        _check_choice(asked, len(rows), limits)
-        if asked.explain:
-            engine.check_explains()
-        for row in rows:
-            if len(row) != engine.index.width:
-                raise InputError(
-                    f"a sequence embedding has {len(row)} numbers, expected {engine.index.width}"
-                )
-        embeddings = _float32(rows)
-        choice = _choice(asked, begun)
-
-        def answered() -> str:
-            return _answers(service, engine, engine.search(embeddings, choice), {})
-
-        return _written(await _gate_for(service, asked).run(answered))
-
-    @app.post("/events", response_model=EventsAnswer)
-    async def events(asked: EventsRequest) -> Response:
-        """Append interactions. What is answered with 2xx survives; the next question sees it."""
-        _check_limit("events", len(asked.events), limits.events)
-        now = time.time()
-        kept = [
-            Event(
-                str(event.user),
-                str(event.item),
-                now if event.timestamp is None else event.timestamp,
-                event.key,
-            )
-            for event in asked.events
-        ]
-        new = await service.lookups.run(lambda: service.histories.append(kept))
-        service.metrics.count_events(new)
-        return _json(EventsAnswer(received=len(kept), new=new))
-
-
-def _gate_for(service: Service, asked: RecommendRequest | SearchRequest) -> Gate:
-    return service.visits if asked.explain else service.searches
-
-
-async def _looked_up(
-    service: Service, users: list[str], deadline: float | None
-) -> dict[str, list[str]]:
-    """Return the histories of users, or say that they cannot be had in time."""
-    left = None if deadline is None else deadline - time.monotonic()
-    try:
-        return await service.lookups.run(
-            lambda: {user: service.histories.history(user) for user in users}, left
-        )
-    except TimeoutError:
-        raise HistoriesUnavailableError("not read within timeout_ms") from None
-
-
-def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: Limits) -> None:
-    _check_limit("k", asked.k, limits.k)
-    _check_limit("batch", count, limits.batch)
-    _check_limit("exclude", len(asked.exclude), limits.item_ids)
-    if isinstance(asked.allow, list):
-        _check_limit("allow", len(asked.allow), limits.item_ids)
-    _check_limit("k times batch", asked.k * count, limits.batch_items)
-    if asked.explain and count > 1:
-        raise LimitError("explain: one question at a time can be explained")
-
-
-def _check_limit(name: str, value: int, most: int) -> None:
-    if value > most:
-        raise LimitError(f"{name} is {value}, the service allows {most}")
-
-
-def _choice(asked: RecommendRequest | SearchRequest, begun: float) -> Choice:
-    return Choice(
-        asked.k,
-        asked.exclude,
-        asked.allow,
-        asked.method,
-        None if asked.timeout_ms is None else begun + asked.timeout_ms / 1000.0,
-        asked.explain,
-    )
-
-
-def _float32(rows: list[list[float]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    with np.errstate(over="ignore"):
-        embeddings = np.array(rows, np.float32)
-    if not np.isfinite(embeddings).all():
-        raise InputError("a sequence embedding has a number beyond the range of float32")
-    return embeddings
-
-
-def _answers(service: Service, engine: Engine, found: list[Found], before: dict[str, float]) -> str:
-    """Return the answers as JSON.
-
-    Called in the thread that found them: there may be thousands of items, and the event loop has
-    others to attend to.
-    """
-    service.metrics.count_found(found)
-    answers = [
-        Answer(
-            items=[
-                ScoredItem(
-                    item=engine.catalogue.external_id(item),
-                    name=engine.catalogue.name(item),
-                    score=score,
-                )
-                for item, score in zip(one.items, one.scores, strict=True)
-            ],
-            unknown=list(one.unknown),
-            by_popularity=one.by_popularity,
-            method=one.method,
-            exact=one.exact,
-            items_scored=one.items_scored,
-            gap=one.gap,
-            missing_share=one.missing_share,
-            milliseconds=before | one.milliseconds,
-            explanation=one.explanation,
-        )
-        for one in found
-    ]
-    return Answers(answers=answers, version=engine.version).model_dump_json()
-
-
-# Items -------------------------------------------------------------------------------------------
-
-
-def _add_items(app: FastAPI, service: Service) -> None:
-    @app.get("/items", response_model=FoundItems)
-    async def find_items(
-        query: Annotated[str, Query(min_length=1, max_length=200, examples=["tea"])],
-        limit: Annotated[int, Query(ge=1, le=100)] = 10,
-    ) -> Response:
-        """Find items whose name or id contains some words, popular ones first."""
-        catalogue = service.engine.catalogue
-        found = await service.items.run(lambda: catalogue.search(query, limit))
-        return _json(
-            FoundItems(
-                items=[
-                    FoundItem(item=catalogue.external_id(item), name=catalogue.name(item))
-                    for item in found
-                ]
-            )
-        )
-
-    @app.get("/items/{item:path}", response_model=ItemAnswer)
-    async def item(item: str) -> Response:
-        """Say what is known of an item."""
-        engine = service.engine
-        catalogue = engine.catalogue
-        found = catalogue.find(item)
-        if found < 0:
-            raise NotFoundError("no such item in the catalogue")
-        own = engine.own_index
-        codes = await service.items.run(own.item_codes) if own is not None else None
-        popularity = catalogue.popularity
-        return _json(
-            ItemAnswer(
-                item=catalogue.external_id(found),
-                name=catalogue.name(found),
-                popularity=int(popularity[found]) if popularity is not None else None,
-                code=codes[found].tolist() if codes is not None else None,
-            )
-        )
-
-
-# Operations --------------------------------------------------------------------------------------
-
-
-def _add_operations(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=Health)
-    async def healthz() -> Response:
-        """Say that the process is there."""
-        return _json(Health(alive=True))
-
-    @app.get("/readyz", response_model=Readiness)
-    async def readyz() -> Response:
-        """Say whether the service can answer and keep events."""
-        engine = service.engine
-        await service.check_ready()
-        return _json(
-            Readiness(
-                ready=True,
-                kind=engine.kind,
-                version=engine.version,
-                items=engine.index.num_items,
-                item_sets=sorted(engine.item_sets),
-                has_names=engine.catalogue.has_names,
-            )
-        )
-
-    @app.get(
-        "/metrics",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    )
-    async def metrics() -> Response:
-        """Return the figures of all workers, for Prometheus."""
-        text = await asyncio.to_thread(service.metrics.text)
-        return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")
-
-    @app.post("/admin/reload", response_model=Reloaded)
-    async def reload() -> Response:
-        """Load the folder anew in all workers, and swap it in if all of them find it good."""
-        return _json(Reloaded(**asdict(await service.reload_everywhere())))
-
-
-# The page ----------------------------------------------------------------------------------------
-
-
-def _add_page(app: FastAPI) -> None:
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(_PAGE / "index.html", media_type="text/html")
-
-    app.mount("/page", StaticFiles(directory=_PAGE), name="page")
-
-
-# The description ---------------------------------------------------------------------------------
 
 
 def _describe_keys(app: FastAPI, *, needed: bool) -> None:
@@ -365,11 +77,3 @@ def _describe_keys(app: FastAPI, *, needed: bool) -> None:
         return schema
 
     app.openapi = with_keys  # type: ignore[method-assign]
-
-
-def _json(model: BaseModel) -> Response:
-    return _written(model.model_dump_json())
-
-
-def _written(text: str) -> Response:
-    return Response(text, media_type="application/json")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 
 from recprune.serve.configuration import Limits
-from recprune.serve.http.guard import RETRY_AFTER
+from recprune.serve.http.errors import HttpError
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
@@ -34,7 +35,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 turned_away()
-                self._turn_away(503, "Service Unavailable", "overloaded", "too many connections")
+                self._refuse(503, "overloaded", "too many connections")
             else:
                 self._expect_request()
 
@@ -48,7 +49,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
             if self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
-                    self._turn_away(431, "Too Large", "too_large", "the headers are too large")
+                    self._refuse(431, "too_large", "the headers are too large")
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -82,16 +83,14 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
             if self.cycle is not None and self.cycle.response_started:
                 self.transport.abort()  # answered before it was whole; it still is not
             else:
-                self._turn_away(408, "Request Timeout", "too_slow", "the request came too slowly")
+                self._refuse(408, "too_slow", "the request came too slowly")
 
-        def _turn_away(self, status: int, phrase: str, code: str, message: str) -> None:
-            body = f'{{"error":{{"code":"{code}","message":"{message}"}}}}'
-            retry = f"retry-after: {RETRY_AFTER}\r\n" if status == 503 else ""
-            head = (
-                f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{retry}"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write((head + body).encode())
+        def _refuse(self, status: int, code: str, message: str) -> None:
+            """Answer without the application, and close the connection."""
+            error = HttpError(status, code, message, {"connection": "close"})
+            lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+            lines += [f"{name}: {value}" for name, value in error.headers.items()]
+            self.transport.write("\r\n".join([*lines, "", ""]).encode() + error.body)
             self.transport.close()
 
     return ImpatientProtocol

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
+from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
@@ -15,14 +16,14 @@ _LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
 
 ItemId: TypeAlias = StrictInt | Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
 UserId: TypeAlias = StrictInt | Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_ID)]
-MethodName: TypeAlias = Literal["auto", "cells", "scan", "recjpqprune", "pqtopk", "default"]
+MethodName: TypeAlias = Literal[tuple(METHODS)]  # type: ignore[valid-type]
 
 
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Choice(_Asked):
+class _ItemsRequest(_Asked):
     """What every question about the best items has in common."""
 
     k: int = Field(10, ge=1, description="How many items to return at most.")
@@ -38,7 +39,7 @@ class _Choice(_Asked):
         gt=0,
         le=60_000,
         description="Stop searching after so long and return the best found; `exact` says whether "
-        "that is the true answer. For methods auto, cells, scan and recjpqprune.",
+        f"that is the true answer. For methods {named(STOPPABLE)}.",
     )
     explain: bool = Field(False, description="Say what happened in the search; takes much longer.")
 
@@ -56,7 +57,7 @@ class Asker(_Asked):
         return self
 
 
-class RecommendRequest(_Choice):
+class RecommendRequest(_ItemsRequest):
     """One history, one user, or a batch of them."""
 
     model_config = ConfigDict(
@@ -86,7 +87,7 @@ class RecommendRequest(_Choice):
         return self.batch or [Asker(history=self.history, user=self.user)]
 
 
-class SearchRequest(_Choice):
+class SearchRequest(_ItemsRequest):
     """A sequence embedding from an encoder of your own, or a batch of them."""
 
     model_config = ConfigDict(
