@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_all_names_everything_public_once() -> None:
         assert getattr(recprune, name) is not None
 
 
+def test_everything_public_says_what_it_is_for() -> None:
+    for name in recprune.__all__:
+        public = getattr(recprune, name)
+        if not inspect.isclass(public) and not inspect.isfunction(public):
+            continue
+        assert inspect.getdoc(public), name
+        for part, member in vars(public).items():
+            if inspect.isfunction(member) and not part.startswith("_"):
+                assert inspect.getdoc(getattr(public, part)), f"{name}.{part}"
+
+
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Indexx'"):
         recprune.Indexx  # type: ignore[attr-defined] # noqa: B018
@@ -137,3 +149,16 @@ def test_stub_file_matches_the_compiled_module() -> None:
     generator.put(_native)
     stub = (SOURCE / "_native.pyi").read_text(encoding="utf-8")
     assert stub == generator.get(), "run `make stub`"
+
+
+def test_a_name_means_one_thing() -> None:
+    """No two classes have one name, nor two files, but for commands and what they are about."""
+    classes: dict[str, Path] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                name = node.name.lstrip("_")
+                assert name not in classes, f"{name}: {classes[name]} and {path}"
+                classes[name] = path
+    files = [path.name for path in SOURCE.rglob("*.py") if path.parent.name != "commands"]
+    assert len(files) == len({*files}) + files.count("__init__.py") - 1

@@ -325,7 +325,7 @@ class Recommender:
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
     ) -> tuple[list[Int32Array], list[list[ExternalId]]]:
-        """Return the internal ids of histories, and the external ids that nobody knows."""
+        """Return the internal ids of histories, and the external ids that are unknown."""
         if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
             raise InputError(f"histories is {histories!r}, expected a sequence of histories")
         whole: list[ExternalId] = []  # one history after the other

@@ -63,7 +63,7 @@ def save_folder(folder: str | Path, saved: Saved) -> None:
     """Write everything as a folder of its kind.
 
     An existing folder of the same kind is replaced; anything else in the way is left alone and
-    refused, so that a mistyped path cannot cost anybody their files.
+    refused, so that a mistyped path destroys no files.
     """
     target = Path(os.path.realpath(folder))  # a link stays, what it points to is replaced
     try:
@@ -105,8 +105,8 @@ def load_folder(
             # Everything is opened relative to this one folder: if a save swaps another one in
             # meanwhile, we still see a single one whole.
             manifest = _read_manifest(source, opened, kind)
-            said = Saved(manifest["kind"], manifest["version"], {}, {})
-            said.check(kind=kind, version=version, oldest=oldest, source=str(source))
+            claimed = Saved(manifest["kind"], manifest["version"], {}, {})
+            claimed.check(kind=kind, version=version, oldest=oldest, source=str(source))
             _check_manifest(source, manifest)
             return _read_part(source, opened, manifest, "", verify)
         except _VanishedError as error:
@@ -292,7 +292,7 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
 
 
 def read_npy(path: str) -> NDArray[Any]:
-    """Map the array of an .npy file that somebody else made."""
+    """Map the array of an .npy file from outside."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

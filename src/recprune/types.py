@@ -47,7 +47,7 @@ class StorageError(RecpruneError):
 
 
 class InterruptedWorkError(RecpruneError):
-    """Somebody asked long work to stop; its message says what is saved and how to go on."""
+    """Long work was asked to stop; its message says what is saved and how to go on."""
 
 
 class MissingExtraError(RecpruneError, ImportError):

@@ -396,7 +396,7 @@ def test_who_is_searching_hears_at_once_that_it_was_closed(cluster: Cluster, mod
     try:
         with ThreadPoolExecutor(2) as others:
             asked = [others.submit(opened.search, model.queries, 10) for _ in range(2)]
-            wait_until(lambda: opened._door.inside == 2, "both are waiting")
+            wait_until(lambda: opened._in_flight.count == 2, "both are waiting")
             begun = time.monotonic()
             opened.close()
             for search in asked:

@@ -1,1 +1,1 @@
-"""The commands of `recprune`, one file each: what it can be told, and what it then does."""
+"""The commands of `recprune`, one file each: its options, and what it does."""

@@ -20,17 +20,20 @@ from recprune.types import InputError, InterruptedWorkError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     usual = BatchSettings()
     parser.add_argument("recommender", metavar="FOLDER", help="made by recprune export")
     parser.add_argument(
-        "--histories", required=True, metavar="PATH",
+        "--histories",
+        required=True,
+        metavar="PATH",
         help="a Parquet file, or a folder of them: a row a user, items oldest first",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--out", required=True, metavar="FOLDER",
+        "--out",
+        required=True,
+        metavar="FOLDER",
         help="for the answers, in parts; a run that was stopped goes on there",
-    )  # fmt: skip
+    )
     parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
     parser.add_argument(
         "--include-seen", action="store_true", help="items of the history may come again"
@@ -46,13 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history-column", default=usual.history_column, help="default %(default)s"
     )
     parser.add_argument(
-        "--rows-per-part", type=int, default=usual.rows_per_part, metavar="N",
+        "--rows-per-part",
+        type=int,
+        default=usual.rows_per_part,
+        metavar="N",
         help="users in each file of the output; default %(default)s",
-    )  # fmt: skip
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     if parsed.workers is not None and parsed.workers < 1:
         raise InputError(f"--workers is {parsed.workers}, expected 1 or more")
     plan = make_plan(
@@ -76,7 +81,7 @@ def run(parsed: argparse.Namespace) -> None:
 
         return write_parts_on_ray(plan, out, parts, parsed.workers, parsed.address, say)
 
-    progress = _Progress(plan)
+    progress = _PartsBar(plan)
     try:
         with _sigterm_as_ctrl_c(), progress.shown:
             run_batch(plan, parsed.out, write_parts, progress.part, say)
@@ -101,7 +106,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Progress:
+class _PartsBar:
     """A bar on a terminal, and the sums for the last line."""
 
     def __init__(self, plan: Plan) -> None:

@@ -19,23 +19,25 @@ from recprune.types import Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     add_log_arguments(parser)
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(
-        "--method", choices=("svd", "random"), default="svd",
+        "--method",
+        choices=("svd", "random"),
+        default="svd",
         help="svd: items liked by the same users share sub-item ids; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--holdout", choices=("temporal", "leave-one-out", "none"), default="temporal",
+        "--holdout",
+        choices=("temporal", "leave-one-out", "none"),
+        default="temporal",
         help="what the codebook may not see; default %(default)s",
-    )  # fmt: skip
+    )
     add_codebook_arguments(parser)
     add_seed_argument(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     check_target(parsed.out, kind=KIND)
     check_size(parsed.splits, parsed.sub_items)
     log = read_log(parsed)

@@ -1,4 +1,4 @@
-"""What every command that assigns sub-item ids can be told, and the assignment."""
+"""The options of every command that assigns sub-item ids, and the assignment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ def add_codebook_arguments(parser: argparse.ArgumentParser) -> None:
         "--sub-items", type=int, default=256, metavar="B", help="per split; default %(default)s"
     )
     parser.add_argument(
-        "--train-fraction", type=float, default=0.9, metavar="SHARE",
+        "--train-fraction",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
         help="of the interactions, for a temporal hold-out; default %(default)s",
-    )  # fmt: skip
+    )
 
 
 def assign(

@@ -25,7 +25,6 @@ _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument("prepared", metavar="PREPARED", help="made by recprune prepare")
     parser.add_argument("models", metavar="MODEL", nargs="*", help="made by recprune train")
     parser.add_argument("-k", type=int, default=10, help="cutoff; default %(default)s")
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     if parsed.k < 1:
         raise InputError(f"-k is {parsed.k}, expected at least 1")
     if parsed.no_baselines and not parsed.models:
@@ -94,8 +92,8 @@ def run(parsed: argparse.Namespace) -> None:
     )
     others = {name: users for name, users in ranked.items() if name not in models}
     for name in models if others else ():
-        said = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
-        output.print(said, markup=False, soft_wrap=True)
+        sentence = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
+        output.print(sentence, markup=False, soft_wrap=True)
     for first, second in itertools.combinations(models, 2):
         between = compare(ranked[first], ranked[second], f"NDCG@{parsed.k}", seed=parsed.seed)
         output.print(

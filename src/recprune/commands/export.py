@@ -11,14 +11,12 @@ from recprune.storage import check_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument("prepared", metavar="PREPARED", help="made by recprune prepare")
     parser.add_argument("model", metavar="MODEL", help="made from it by recprune train")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     check_target(parsed.out, kind=KIND)
     with showing_progress("exporting") as progress:
         progress("reading")

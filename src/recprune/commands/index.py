@@ -21,7 +21,6 @@ from recprune.types import Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="lay out codes and sub-item embeddings")
     build.add_argument(
@@ -31,33 +30,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     build.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     build.add_argument(
-        "--layout", choices=("auto", "full", "compact"), default="auto",
+        "--layout",
+        choices=("auto", "full", "compact"),
+        default="auto",
         help="compact keeps only what a scan needs; default %(default)s",
-    )  # fmt: skip
+    )
     build.add_argument("--threads", type=int, default=1, help="default %(default)s")
     build.set_defaults(action_run=_build)
     shard = actions.add_parser("shard", help="write an index in shards, to be searched on Ray")
     shard.add_argument(
-        "codes", metavar="CODES|INDEX",
+        "codes",
+        metavar="CODES|INDEX",
         help="a saved codebook or an .npy of uint8 or uint16 [n, M]; or a saved index, or "
         "recommender",
-    )  # fmt: skip
+    )
     shard.add_argument(
-        "embeddings", nargs="?", metavar="EMBEDDINGS",
+        "embeddings",
+        nargs="?",
+        metavar="EMBEDDINGS",
         help=".npy of float32 [M, B, d/M]; an index has its own",
-    )  # fmt: skip
+    )
     shard.add_argument("--shards", type=int, required=True, metavar="N", help="how many")
     shard.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     shard.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     shard.add_argument(
-        "--layout", choices=("auto", "full", "compact"), default="auto",
+        "--layout",
+        choices=("auto", "full", "compact"),
+        default="auto",
         help="default %(default)s: that of the index, or full",
-    )  # fmt: skip
+    )
     shard.add_argument("--threads", type=int, default=1, help="for a shard; default %(default)s")
     shard.add_argument(
-        "--address", metavar="HOST:PORT",
+        "--address",
+        metavar="HOST:PORT",
         help="build all shards at the same time, on this Ray cluster (or auto, or local)",
-    )  # fmt: skip
+    )
     shard.set_defaults(action_run=_shard)
     info = actions.add_parser("info", help="say what a saved index holds and costs")
     info.add_argument("index", metavar="FOLDER")
@@ -66,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     parsed.action_run(parsed)
 
 

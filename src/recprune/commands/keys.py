@@ -10,7 +10,6 @@ from recprune.serve.keys import add_key, read_keys, remove_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add = actions.add_parser("add", help="make a key and print it, this once")
     add.add_argument("name", metavar="NAME", help="whose key it is")
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     parsed.action_run(parsed)
 
 

@@ -1,4 +1,4 @@
-"""What every command that reads a log can be told, and the reading."""
+"""The options of every command that reads a log, and the reading."""
 
 from __future__ import annotations
 
@@ -15,31 +15,39 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
         "log", metavar="LOG", help="CSV, TSV, Parquet, JSON lines, or a folder of parts"
     )
     parser.add_argument(
-        "--format", default="auto", metavar="NAME",
+        "--format",
+        default="auto",
+        metavar="NAME",
         help="auto (by the file's name and columns), gowalla, tmall or movielens",
-    )  # fmt: skip
+    )
     for role in ("user", "item", "time"):
         parser.add_argument(f"--{role}-column", metavar="NAME", help="default: detected")
     parser.add_argument(
-        "--time-format", default="auto", metavar="NAME",
+        "--time-format",
+        default="auto",
+        metavar="NAME",
         help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd",
-    )  # fmt: skip
+    )
     parser.add_argument("--delimiter", metavar="CHAR", help="of a text file; default: detected")
     parser.add_argument(
         "--no-header", action="store_true", help="the columns of a text file are called 0, 1, 2 ..."
     )
     parser.add_argument(
-        "--min-interactions", type=int, default=DEFAULT_MIN_INTERACTIONS, metavar="N",
+        "--min-interactions",
+        type=int,
+        default=DEFAULT_MIN_INTERACTIONS,
+        metavar="N",
         help="leave out users with fewer; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--on-bad-rows", choices=("error", "skip"), default="error",
+        "--on-bad-rows",
+        choices=("error", "skip"),
+        default="error",
         help="stop at the first bad row, or leave bad rows out and count them; default %(default)s",
-    )  # fmt: skip
+    )
 
 
 def add_seed_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the seed."""
     parser.add_argument("--seed", type=int, default=0, help="of all chance; default %(default)s")
 
 

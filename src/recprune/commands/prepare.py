@@ -18,31 +18,39 @@ from recprune.types import Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     add_log_arguments(parser)
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(
-        "--holdout", choices=("temporal", "leave-one-out"), default="temporal",
+        "--holdout",
+        choices=("temporal", "leave-one-out"),
+        default="temporal",
         help="the paper's global cut in time, or every user's last item; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--min-history", type=int, default=1, metavar="N",
+        "--min-history",
+        type=int,
+        default=1,
+        metavar="N",
         help="drop users with fewer interactions before the cut; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--validation-users", type=int, default=DEFAULT_VALIDATION_USERS, metavar="N",
+        "--validation-users",
+        type=int,
+        default=DEFAULT_VALIDATION_USERS,
+        metavar="N",
         help="users whose last training item is for early stopping; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--assignment", choices=("svd", "random"), default="svd",
+        "--assignment",
+        choices=("svd", "random"),
+        default="svd",
         help="of sub-item ids; default %(default)s",
-    )  # fmt: skip
+    )
     add_codebook_arguments(parser)
     add_seed_argument(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     check_target(parsed.out, kind=KIND)
     check_size(parsed.splits, parsed.sub_items)
     log = read_log(parsed)

@@ -18,14 +18,14 @@ _BATCH = 1024  # histories of a file that are answered together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument("recommender", metavar="FOLDER", help="made by recprune export")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--history", metavar="ID,ID,...", help="oldest first; may be empty")
     given.add_argument(
-        "--histories", metavar="FILE",
-        help="a history a line: ids with commas, a JSON list, or {\"history\": [...]}; - is stdin",
-    )  # fmt: skip
+        "--histories",
+        metavar="FILE",
+        help='a history a line: ids with commas, a JSON list, or {"history": [...]}; - is stdin',
+    )
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
     parser.add_argument(
         "--include-seen", action="store_true", help="items of the history may come again"
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
     if parsed.history is not None:
         history = coerce_ids(recommender.item_ids, _words(parsed.history))

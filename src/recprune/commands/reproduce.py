@@ -35,30 +35,36 @@ _QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument(
-        "--out", default="out/reproduce", metavar="FOLDER",
+        "--out",
+        default="out/reproduce",
+        metavar="FOLDER",
         help="for logs, models, records and the report; default %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument("--list", action="store_true", help="say which experiments there are")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="may be repeated"
     )
     parser.add_argument(
-        "--quick", action="store_true",
+        "--quick",
+        action="store_true",
         help="everything in small, in a few minutes; without a log, on a synthetic one",
-    )  # fmt: skip
+    )
     parser.add_argument("--gowalla", metavar="PATH", help="loc-gowalla_totalCheckins.txt[.gz]")
     parser.add_argument("--tmall", metavar="PATH", help="ijcai2016_taobao.csv")
     parser.add_argument(
-        "--log", action="append", default=[], metavar="NAME[=PATH]",
+        "--log",
+        action="append",
+        default=[],
+        metavar="NAME[=PATH]",
         help="another log; without a path, one that is prepared in OUT/NAME/prepared already. "
         "Models are looked for in OUT/NAME/models and trained where they are missing",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--no-train", action="store_true",
+        "--no-train",
+        action="store_true",
         help="leave models out that are not there: the full table, and those for pruning",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--report-only", action="store_true", help="make the report from the records that there are"
     )
@@ -80,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     if parsed.list:
         rows = [(experiment.name, experiment.title) for experiment in EXPERIMENTS]
         print_table("Experiments", ("name", "what"), rows)
@@ -99,8 +104,8 @@ def run(parsed: argparse.Namespace) -> None:
             with showing_progress("reproduce") as progress:
                 plan = _plan(parsed, experiments, out, progress)
                 # A terminal shows what is going on; a file gets one line for each part.
-                tell = no_progress if messages.is_terminal else say
-                done = run_experiments(experiments, plan, records, progress, tell)
+                announce = no_progress if messages.is_terminal else say
+                done = run_experiments(experiments, plan, records, progress, announce)
         except (KeyboardInterrupt, InterruptedWorkError):
             raise InterruptedWorkError(
                 f"interrupted; what was finished is in {records}: the same command goes on there"

@@ -15,7 +15,6 @@ from recprune.types import Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument("index", metavar="FOLDER")
     parser.add_argument("queries", metavar="QUERIES", help=".npy of float32 [queries, d]")
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     index = Index.load(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
     top = index.search(queries, parsed.k, method=parsed.method, threads=parsed.threads)

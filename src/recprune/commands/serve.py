@@ -32,61 +32,77 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument(
-        "folder", metavar="FOLDER", type=Path,
+        "folder",
+        metavar="FOLDER",
+        type=Path,
         help="made by recprune export, or by recprune index build or shard for /search alone",
-    )  # fmt: skip
+    )
     parser.add_argument("--host", default="127.0.0.1", help="default %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 is any")
     parser.add_argument("--workers", type=int, default=1, help="processes; default %(default)s")
     parser.add_argument(
-        "--history", metavar="URL",
+        "--history",
+        metavar="URL",
         help="where users' histories are kept: sqlite:///FILE (the default, beside FOLDER), or "
         "redis://HOST:PORT/DATABASE",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--keys", metavar="FILE", type=Path,
+        "--keys",
+        metavar="FILE",
+        type=Path,
         help="API keys, made by recprune keys; needed where others can reach the service",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--names", metavar="FILE", type=Path, help="CSV or Parquet with item_id and name"
     )
     parser.add_argument(
-        "--item-set", metavar="NAME=FILE", action="append", default=[],
+        "--item-set",
+        metavar="NAME=FILE",
+        action="append",
+        default=[],
         help="a named set for allow: a file with an id a line; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--cors-origin", metavar="ORIGIN", action="append", default=[],
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
         help="a web site whose pages may ask; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--ray", metavar="ADDRESS",
+        "--ray",
+        metavar="ADDRESS",
         help="search shards on this Ray cluster: HOST:PORT, auto, or local to start one here",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--shards", metavar="SHARDS", type=Path,
+        "--shards",
+        metavar="SHARDS",
+        type=Path,
         help="the index of FOLDER in shards, made by recprune index shard; needs --ray",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--replicas", type=int, default=1, help="of every shard; default %(default)s"
     )
     parser.add_argument(
-        "--allow-partial", action="store_true",
+        "--allow-partial",
+        action="store_true",
         help="answer without the shards that are lost, marked as not exact, instead of with 503",
-    )  # fmt: skip
+    )
     parser.add_argument("--no-access-log", action="store_true", help="log no requests")
     for name, what in _LIMITS.items():
         default = getattr(Limits(), name)
         shown = what if "default" in what else f"{what}; default {default}"
         parser.add_argument(
-            f"--max-{name.replace('_', '-')}", dest=f"max_{name}", metavar="N",
-            type=type(default), help=shown,
-        )  # fmt: skip
+            f"--max-{name.replace('_', '-')}",
+            dest=f"max_{name}",
+            metavar="N",
+            type=type(default),
+            help=shown,
+        )
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     given = {name: getattr(parsed, f"max_{name}") for name in _LIMITS}
     share = max(1, len(os.sched_getaffinity(0)) // max(1, parsed.workers))
     if parsed.ray is not None:

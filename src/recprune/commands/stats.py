@@ -13,13 +13,11 @@ from recprune.data.statistics import log_statistics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     add_log_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     log = read_log(parsed)
     statistics = log_statistics(log)
     if parsed.json:

@@ -11,7 +11,6 @@ from recprune.data.synthetic import PRESETS, write_synthetic_log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     sizes = "; ".join(
         f"{name}: {preset.num_users:,} users, {preset.num_items:,} items, "
         f"{preset.num_interactions:,} interactions"
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     preset = PRESETS[parsed.preset]
     settings = dataclasses.replace(
         preset,

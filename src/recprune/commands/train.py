@@ -40,38 +40,45 @@ with needs_extra("train"):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be told."""
     parser.add_argument("prepared", metavar="FOLDER", help="made by recprune prepare")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(
-        "--preset", metavar="NAME",
+        "--preset",
+        metavar="NAME",
         help=f"one of {', '.join(PRESETS)}; default gsasrec, or what --resume finds",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--settings", metavar="FILE", help="JSON with the parts model and training, over the preset"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE",
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="one setting, over all else; may be repeated. There are, with the defaults of "
         f"gsasrec: {_listed(find_preset('gsasrec'))}",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: a GPU where there is one"
     )
     parser.add_argument("--resume", action="store_true", help="go on where --out stopped")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument(
-        "--max-minutes", type=float, default=float("inf"), metavar="N",
+        "--max-minutes",
+        type=float,
+        default=float("inf"),
+        metavar="N",
         help="begin no epoch after this",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--workers", type=int, metavar="N",
+        "--workers",
+        type=int,
+        metavar="N",
         help="processes that share every batch, each with a GPU if there are; default 1",
-    )  # fmt: skip
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Do it."""
     if not parsed.max_minutes > 0.0:
         raise InputError(f"--max-minutes is {parsed.max_minutes}, expected more than 0")
     if parsed.workers is not None and parsed.workers < 1:
@@ -110,7 +117,7 @@ def _refuse_too_few_gpus(name: str, count: int) -> None:
 
 
 def _join(parsed: argparse.Namespace, workers: Workers) -> None:
-    """Train as one of the workers that somebody else has started."""
+    """Train as one of the workers that a launcher has started."""
     if parsed.workers not in (None, workers.count):
         raise InputError(f"--workers is {parsed.workers}, but {workers.count} were started")
     if workers.count == 1:
@@ -126,7 +133,7 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     device = find_device(parsed.device, workers)
     if workers.is_first:
         _introduce(prepared, settings, device, workers)
-    show = _Progress(settings)
+    show = _EpochLines(settings)
     state = train(
         prepared,
         settings,
@@ -200,7 +207,7 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     return settings.with_values(values)
 
 
-class _Progress:
+class _EpochLines:
     """One line that is written over while steps pass, and one that stays for every epoch."""
 
     def __init__(self, settings: Settings) -> None:

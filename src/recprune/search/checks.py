@@ -76,7 +76,6 @@ def checked_count(count: Any, name: str) -> int:
 
 
 def checked_k(k: Any) -> int:
-    """Return how many items are wanted."""
     if type(k) is not int:
         k = checked_count(k, "k")
     if not 0 <= k < MAX_ITEMS:
@@ -85,7 +84,6 @@ def checked_k(k: Any) -> int:
 
 
 def checked_threads(threads: Any) -> int:
-    """Return a number of threads."""
     if type(threads) is not int or not 1 <= threads <= _MAX_THREADS:
         raise InputError(f"threads is {threads!r}, expected an integer from 1 to {_MAX_THREADS}")
     return threads
@@ -118,7 +116,6 @@ def checked_queries(queries: Any, name: str, shape: tuple[int, ...]) -> tuple[Fl
 
 
 def checked_items(items: Any, num_items: int) -> NDArray[Any]:
-    """Return the ids of items to be scored."""
     wanted = np.asarray(items)
     if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
         raise InputError(f"items is {wanted.dtype}{list(wanted.shape)}, expected integers [items]")

@@ -129,13 +129,13 @@ class Index:
         if layout == "compact" and not narrow:
             raise InputError("the compact layout needs codes of type uint8")
         arrays: dict[str, NDArray[Any]] = {
-            # Always a copy: nobody may change an index from outside.
+            # Always a copy: the caller may change its own.
             "transposed_embeddings": np.array(embeddings.transpose(0, 2, 1), order="C")
         }
         if item_bias is not None:
             arrays["item_bias"] = checked_bias(item_bias, num_items)
         if layout != "compact":
-            arrays["codes"] = np.array(checked)  # our own: nobody may change it under us
+            arrays["codes"] = np.array(checked)  # a copy as well
         if narrow:
             lists = _native.build_lists(checked, num_sub_items, threads)
             arrays |= dict(zip(_LIST_PARTS, lists, strict=True))

@@ -1,4 +1,4 @@
-"""The ways to find the top K, and what each of them can be told.
+"""The ways to find the top K, and the settings of each.
 
 All are exact unless asked not to be. Three settings of the pruning methods are unsafe: `max_steps`
 and `deadline_us` stop early, `over_inflation` raises the threshold by that share of the way up to

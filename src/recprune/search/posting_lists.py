@@ -58,7 +58,7 @@ def items_sharing_most(
 ) -> tuple[Int64Array, Int64Array]:
     """Return the k items that share most sub-item ids with `item`, and how many they share.
 
-    Most shared first, ties by item id; the item itself is left out, and so is whoever shares none.
+    Most shared first, ties by item id. The item itself and those that share none are left out.
     """
     if not 0 <= item < len(codes):
         raise InputError(f"item {item} of {len(codes)}")

@@ -1,4 +1,4 @@
-"""What the service can be told, checked before anything starts."""
+"""The settings and limits of the service, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Limits:
     silent_seconds: float = 10.0  # without a sign of life, until a worker is replaced
     reload_seconds: float = 300.0  # for a worker to load the folder
     shard_seconds: float = 10.0  # without a word, until a shard is lost
-    idle_shard_seconds: float = 60.0  # that shards stay, when nobody has them open any more
+    idle_shard_seconds: float = (
+        60.0  # that shards stay loaded after the last process has closed them
+    )
 
     def __post_init__(self) -> None:
         for name in Limits.__dataclass_fields__:
@@ -53,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """Everything that `recprune serve` can be told."""
+    """Everything that `recprune serve` has an option for."""
 
     folder: Path  # a saved recommender, or a saved index, which may be in shards
     host: str = "127.0.0.1"

@@ -1,6 +1,6 @@
-"""API keys: a file of names, scopes and hashes. The keys themselves are kept by nobody.
+"""API keys: a file of names, scopes and hashes. The keys themselves are not kept.
 
-A key is 256 random bits, which nobody can guess however fast they hash: plain SHA-256 is enough,
+A key is 256 random bits, which cannot be guessed at any speed of hashing: plain SHA-256 is enough,
 and the slow hashes that passwords need would only slow every request.
 """
 
@@ -44,14 +44,13 @@ class Keys:
         """Return what a key allows, or None for a key that is not ours."""
         given = _hash(key)
         found: Scope | None = None
-        for stored in self.stored:  # all of them, so that the time taken tells nothing
+        for stored in self.stored:  # all of them, so that the time taken reveals nothing
             if hmac.compare_digest(stored.sha256, given):
                 found = stored.scope
         return found
 
 
 def read_keys(path: Path) -> Keys:
-    """Read a file of keys."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["keys"]
         keys = [StoredKey(**entry) for entry in entries]
@@ -79,7 +78,6 @@ def add_key(path: Path, name: str, scope: Scope) -> str:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Take a key out of a file."""
     stored = read_keys(path).stored
     kept = [key for key in stored if key.name != name]
     if len(kept) == len(stored):

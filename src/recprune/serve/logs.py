@@ -2,7 +2,7 @@
 
 No user, item, address or path of a request is ever logged: a route is logged by its template. Of
 an exception, its type and the places in the code are logged, not its message, which may quote what
-somebody sent.
+a client sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class JsonFormatter(logging.Formatter):
     """One line of JSON for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         entry: Json = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -40,7 +39,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs() -> None:
-    """Log to standard error, whoever logs."""
+    """Log to standard error, for all loggers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.root.handlers = [handler]
@@ -49,10 +48,9 @@ def configure_logs() -> None:
 
 
 def log(event: str, fields: Json) -> None:
-    """Log something that happened."""
     _LOGGER.info(event, extra={"fields": fields})
 
 
 def log_problem(event: str, fields: Json, error: BaseException | None = None) -> None:
-    """Log something that somebody should look at."""
+    """Log something that an operator should look at."""
     _LOGGER.error(event, exc_info=error, extra={"fields": fields})

@@ -1,8 +1,8 @@
 """What the service counts, for Prometheus.
 
 Workers write their figures to files that they share (the variable PROMETHEUS_MULTIPROC_DIR, set
-before prometheus_client is imported, says where), so that whichever of them is asked tells the
-figures of all.
+before prometheus_client is imported, says where), so that any of them returns the figures of
+all.
 """
 
 from __future__ import annotations
@@ -35,65 +35,84 @@ class Metrics:
             "recprune_requests", "Requests answered.", ["route", "status"], registry=registry
         )
         self._seconds = Histogram(
-            "recprune_request_seconds", "Time from the first byte of a request to its answer.",
-            ["route"], buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "recprune_request_seconds",
+            "Time from the first byte of a request to its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._stages = Histogram(
-            "recprune_stage_seconds", "Time in one stage of a request.",
-            ["stage"], buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "recprune_stage_seconds",
+            "Time in one stage of a request.",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self._queries = Counter(
-            "recprune_queries", "Searches, by the method that ran.", ["method", "exact"],
+            "recprune_queries",
+            "Searches, by the method that ran.",
+            ["method", "exact"],
             registry=registry,
-        )  # fmt: skip
+        )
         self._fallbacks = Counter(
-            "recprune_fallbacks", "Histories answered by popularity: nothing in them was known.",
+            "recprune_fallbacks",
+            "Histories answered by popularity: nothing in them was known.",
             registry=registry,
-        )  # fmt: skip
+        )
         self._items_scored = Histogram(
             "recprune_items_scored", "Items scored by a search.", buckets=_ITEMS, registry=registry
         )
         self._gap = Histogram(
-            "recprune_threshold_gap", "Upper bound less threshold: 0 where the answer is exact.",
-            buckets=_GAPS, registry=registry,
-        )  # fmt: skip
-        self._turned_away = Counter(
-            "recprune_turned_away", "Requests and connections that found no room: 503.",
+            "recprune_threshold_gap",
+            "Upper bound less threshold: 0 where the answer is exact.",
+            buckets=_GAPS,
             registry=registry,
-        )  # fmt: skip
+        )
+        self._turned_away = Counter(
+            "recprune_turned_away",
+            "Requests and connections that found no room: 503.",
+            registry=registry,
+        )
         self._events = Counter("recprune_events", "Events kept.", registry=registry)
         self._items = Gauge(
-            "recprune_index_items", "Items of the index.",
-            registry=registry, multiprocess_mode="livemax",
-        )  # fmt: skip
+            "recprune_index_items",
+            "Items of the index.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._bytes = Gauge(
-            "recprune_index_bytes", "Size of the index, which the workers share.",
-            registry=registry, multiprocess_mode="livemax",
-        )  # fmt: skip
+            "recprune_index_bytes",
+            "Size of the index, which the workers share.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._reloads = Gauge(
-            "recprune_reloads", "Reloads since the start, of all workers together.", ["outcome"],
-            registry=registry, multiprocess_mode="livemax",
-        )  # fmt: skip
+            "recprune_reloads",
+            "Reloads since the start, of all workers together.",
+            ["outcome"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._depth = Gauge(
-            "recprune_queue_depth", "Requests that are at work, or wait.", ["work", "state"],
-            registry=registry, multiprocess_mode="livesum",
-        )  # fmt: skip
+            "recprune_queue_depth",
+            "Requests that are at work, or wait.",
+            ["work", "state"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         # Known from the start, so that a rate of them is 0 and not missing.
         for method in ("cells", "scan"):
             for exact in ("true", "false"):
                 self._queries.labels(method, exact)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Note one answer."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def count_stage(self, stage: str, seconds: float) -> None:
-        """Note how long a stage took."""
         self._stages.labels(stage).observe(seconds)
 
     def count_found(self, answers: Iterable[Found]) -> None:
-        """Note what searches took."""
         for found in answers:
             for stage, milliseconds in found.milliseconds.items():
                 self.count_stage(stage, milliseconds / 1000.0)
@@ -106,7 +125,6 @@ class Metrics:
                 self._gap.observe(found.gap)
 
     def count_events(self, new: int) -> None:
-        """Note events that were kept."""
         self._events.inc(new)
 
     def count_turned_away(self) -> None:
@@ -114,17 +132,14 @@ class Metrics:
         self._turned_away.inc()
 
     def set_engine(self, engine: Engine) -> None:
-        """Note what is served."""
         self._items.set(engine.index.num_items)
         self._bytes.set(size_of(engine.index))
 
     def set_reloads(self, outcomes: dict[str, int]) -> None:
-        """Note how many reloads went well, and how many did not."""
         for outcome, count in outcomes.items():
             self._reloads.labels(outcome).set(count)
 
     def set_depth(self, work: str, running: int, waiting: int) -> None:
-        """Note how many are at work, and how many wait."""
         self._depth.labels(work, "running").set(running)
         self._depth.labels(work, "waiting").set(waiting)
 
@@ -132,6 +147,6 @@ class Metrics:
         """Return the figures of all workers, as Prometheus reads them."""
         if SHARED_FOLDER not in os.environ:
             return generate_latest(self._registry)
-        everybody = CollectorRegistry()
-        MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
-        return generate_latest(everybody)
+        all_workers = CollectorRegistry()
+        MultiProcessCollector(all_workers)  # type: ignore[no-untyped-call]
+        return generate_latest(all_workers)

@@ -26,7 +26,7 @@ class ReloadError(RecpruneError):
 
 
 @dataclass(frozen=True)
-class Reload:
+class ReloadOutcome:
     """How a reload of all workers went."""
 
     version: str
@@ -59,7 +59,7 @@ class Service:
         self._probes = self._pool("readiness", 1, 0)
         self._probe: asyncio.Task[RecpruneError | None] | None = None
         self._probe_until = 0.0  # its outcome counts; by time.monotonic()
-        self.reload_everywhere: Callable[[], Awaitable[Reload]] = self._reload_here
+        self.reload_everywhere: Callable[[], Awaitable[ReloadOutcome]] = self._reload_here
         self._reloads = {"ok": 0, "failed": 0}
         self.metrics.set_engine(loaded.engine)
         self.metrics.set_reloads(self._reloads)
@@ -80,11 +80,11 @@ class Service:
         log("swapped", {"version": loaded.engine.version, "items": loaded.engine.index.num_items})
 
     async def check_ready(self) -> None:
-        """Raise what is in the way of answering or keeping events; asked as often as anybody likes.
+        """Raise what is in the way of answering or keeping events; may be called at any rate.
 
-        Finding out costs a write, so it is done once a second at most, for all who ask.
+        Finding out costs a write, so it is done once a second at most, for all callers.
         """
-        if not self.settings.allow_partial:  # else it answers, and says what is missing
+        if not self.settings.allow_partial:  # else answers have a share of missing items
             check_not_lost(self.engine.index)
         if self._probe is None or (self._probe.done() and time.monotonic() >= self._probe_until):
             self._probe = asyncio.create_task(self._find_out())
@@ -115,8 +115,8 @@ class Service:
         files = [settings.shards, settings.names_file, settings.keys_file]
         paths = [settings.folder, *filter(None, files), *settings.item_sets.values()]
         for path in paths:
-            for said in (os.path.realpath(path), str(path)):
-                message = message.replace(f"{said}/", "").replace(said, path.name)
+            for text in (os.path.realpath(path), str(path)):
+                message = message.replace(f"{text}/", "").replace(text, path.name)
         return message
 
     def _pool(self, name: str, running: int, waiting: int) -> WorkPool:
@@ -129,8 +129,8 @@ class Service:
         )
         return WorkPool(name, threads=running, admission=admission)
 
-    async def _reload_here(self) -> Reload:
-        """Reload this process alone: for an app that no supervisor runs."""
+    async def _reload_here(self) -> ReloadOutcome:
+        """ReloadOutcome this process alone: for an app that no supervisor runs."""
         try:
             loaded = await self.visits.run(self.load)
         except RecpruneError as error:
@@ -140,7 +140,7 @@ class Service:
         self._reloads["ok"] += 1
         self.swap(loaded)
         self.metrics.set_reloads(self._reloads)
-        return Reload(loaded.engine.version, 1)
+        return ReloadOutcome(loaded.engine.version, 1)
 
 
 def open_service(settings: ServeSettings) -> Service:

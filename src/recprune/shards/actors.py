@@ -1,9 +1,9 @@
-"""The shards of an index as Ray actors, and who of them is well.
+"""The shards of an index as Ray actors, and which of them are healthy.
 
 A shard has one or more replicas, each an actor in a process of its own. Ray restarts a process that
 died, on another node if need be. Until then the next replica answers; where there is none, the call
-waits. Whatever is wrong with a shard's folder is told as data: such an actor lives, and is well
-again once its folder is.
+waits. What is wrong with a shard's folder is returned as data: such an actor lives on, and is
+healthy again once its folder is.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from recprune.shards.folder import (
 from recprune.shards.lease import Lease
 from recprune.types import VERSION, Float32Array, InputError, Json, RecpruneError
 
-_Said = TypeVar("_Said")
+_Answered = TypeVar("_Answered")
 
 _NAMESPACE = "recprune"  # of actors that processes share
-_SILENT = 5.0  # seconds that a sign of life may take
-_PROBE = 1.0  # seconds between questions to a replica that failed, whether it is well again
+_LATE = 5.0  # seconds after which a heartbeat counts as unanswered
+_PROBE = 1.0  # seconds between probes of a replica that failed
 
 
 @dataclass(frozen=True)
@@ -56,41 +56,41 @@ class ShardActor:
         lease: float | None = None,
         verify: bool = False,
     ) -> None:
-        """With a lease, it ends itself when nobody has asked anything for so many seconds."""
+        """With a lease, it ends itself after so many seconds without a call."""
         self._folder, self._manifest_sha256, self._verify = folder, manifest_sha256, verify
         self._index: Index | None = None
         self._lease = Lease(lease) if lease is not None else None
 
     def search(self, message: bytes) -> bytes | Refusal:
-        """Return the best items of this shard."""
-        return self._told(lambda index: answer(index, message))
+        return self._try(lambda index: answer(index, message))
 
     def score(self, queries: Float32Array, items: Any) -> Float32Array | Refusal:
         """Return the scores of given items, counted from the first one of this shard."""
-        return self._told(lambda index: index.score(queries, items))
+        return self._try(lambda index: index.score(queries, items))
 
     def describe(self) -> Json | Refusal:
         """Say what the shard holds, and where it is."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return self._told(lambda index: {**index.describe(), "node": node, "pid": os.getpid()})
+        return self._try(lambda index: {**index.describe(), "node": node, "pid": os.getpid()})
 
-    def _told(self, ask: Callable[[Index], _Said]) -> _Said | Refusal:
+    def _try(self, work: Callable[[Index], _Answered]) -> _Answered | Refusal:
         with self._lease or nullcontext():
-            return self._told_or_refused(ask)
+            try:
+                return work(self._loaded())
+            except RecpruneError as error:
+                return Refusal(str(error), isinstance(error, InputError))
 
-    def _told_or_refused(self, ask: Callable[[Index], _Said]) -> _Said | Refusal:
-        try:
-            if self._index is None:  # not at the start: a folder may be mended while we live
-                self._index = load_shard(self._folder, self._manifest_sha256, verify=self._verify)
-            return ask(self._index)
-        except RecpruneError as error:
-            return Refusal(str(error), isinstance(error, InputError))
+    def _loaded(self) -> Index:
+        """Return the shard; loaded on the first call, so that a folder can still be mended."""
+        if self._index is None:
+            self._index = load_shard(self._folder, self._manifest_sha256, verify=self._verify)
+        return self._index
 
 
 class Replicas:
-    """The actors of one shard, as those see them who ask. Safe to share between threads."""
+    """The actors of one shard, as its callers see them. Safe to share between threads."""
 
     def __init__(
         self, shard: Shard, actors: list[Any], make_again: Callable[[int], Any] | None = None
@@ -98,73 +98,75 @@ class Replicas:
         """`make_again` is for actors that may be gone for good, and returns another one."""
         self.shard = shard
         self.actors = actors
-        self.alarm = threading.Event()  # set when one has failed
+        self.failure = threading.Event()  # set when one has failed
         self._make_again = make_again
         self._gone: set[int] = set()
-        self._beats: dict[int, tuple[Any, float]] = {}  # of `beat`, under way: since when
-        self.heard = time.monotonic()  # when it last answered anything
+        self._beats: dict[
+            int, tuple[Any, float]
+        ] = {}  # unanswered heartbeats, and when they were sent
+        self.last_answer = time.monotonic()
         self._turn = itertools.count()
         self._lock = threading.Lock()
-        self._given_up = ""  # why, if the last call waited for it in vain
-        # Those that failed, each with a question that it will answer when it is well again, and
-        # when that was asked. New ones have not shown yet that they are.
+        self._given_up = ""  # why, if the last call for it timed out
+        # Replicas that failed, each with a probe that it answers when it is healthy again, and when
+        # that was sent. New ones have not answered anything yet.
         self._suspects = {number: self._probe(number) for number in range(len(actors))}
 
     @property
     def is_lost(self) -> bool:
-        """Whether none of them is known to be well."""
+        """Whether none of them is known to be healthy."""
         return len(self._suspects) == len(self.actors)
 
     def order(self) -> list[int]:
-        """Return whom to ask first, second, …: in turn, and those that failed last."""
+        """Return the order in which to call them: in turn, and those that failed last."""
         if self._suspects:
-            self._look_after_suspects(_PROBE)
+            self._probe_suspects(_PROBE)
         first, count = next(self._turn), len(self.actors)
         turns = [(first + place) % count for place in range(count)]
         return sorted(turns, key=self._suspects.__contains__)
 
     def still_lost(self) -> str:
-        """Say why there is no sense in waiting again: it was in vain, and nobody has come back."""
+        """Return why waiting again is futile: the last call timed out, and no replica recovered."""
         import ray
 
-        if self._given_up and self._look_after_suspects(0.0):
+        if self._given_up and self._probe_suspects(0.0):
             references = [reference for reference, _ in list(self._suspects.values())]
-            ray.wait(references, timeout=_PROBE)  # those that were asked just now
-            self._look_after_suspects(_PROBE)
+            ray.wait(references, timeout=_PROBE)  # the probes that were sent just now
+            self._probe_suspects(_PROBE)
         return self._given_up if self.is_lost else ""
 
     def answered(self, number: int) -> None:
-        """Take note of a replica that is well."""
-        self.heard = time.monotonic()
+        """Note a replica that is healthy."""
+        self.last_answer = time.monotonic()
         self._given_up = ""
         if number in self._suspects:
             with self._lock:
                 self._suspects.pop(number, None)
 
     def failed(self, number: int, actor: Any = None, *, is_gone: bool = False) -> None:
-        """Take note of a replica that did not answer, and of whether Ray has given it up."""
+        """Note a replica that did not answer, and whether Ray has given it up."""
         with self._lock:
             if actor is not None and self.actors[number] is not actor:
-                return  # it has been replaced, and its failure says nothing of the new one
+                return  # it has been replaced, which has not failed
             if is_gone:
                 self._gone.add(number)
             if number not in self._suspects:
                 self._suspects[number] = self._probe(number)
-        self.alarm.set()
+        self.failure.set()
 
     def give_up(self, reason: str) -> None:
-        """Take note that waiting for any of them was in vain."""
+        """Note that none of them answered in time."""
         for number in range(len(self.actors)):
             self.failed(number)
         self._given_up = reason
 
     def beat(self) -> None:
-        """Ask all of them for a sign of life, note who gave none, and replace who is gone."""
+        """Send a heartbeat to all of them, and note which did not answer the last one."""
         import ray
 
         for number, (reference, asked) in list(self._beats.items()):
             if not ray.wait([reference], timeout=0)[0]:
-                if time.monotonic() - asked > _SILENT:
+                if time.monotonic() - asked > _LATE:
                     self.failed(number)
                 continue
             del self._beats[number]
@@ -179,8 +181,8 @@ class Replicas:
             if number not in self._suspects and number not in self._beats:
                 self._beats[number] = self._probe(number)
 
-    def mend(self) -> bool:
-        """Replace those that are gone, trust those again that are well; say if any is not."""
+    def replace_lost(self) -> bool:
+        """Replace actors that are gone, trust healthy ones again; return whether any is left."""
         for number in list(self._gone):
             if self._make_again is None:
                 break
@@ -188,40 +190,40 @@ class Replicas:
             with self._lock:
                 self.actors[number] = actor
                 self._gone.discard(number)
-                self._beats.pop(number, None)  # whatever the old one says
+                self._beats.pop(number, None)  # of the old one
                 self._suspects[number] = self._probe(number)
         if self._suspects:
-            self._look_after_suspects(_PROBE)
+            self._probe_suspects(_PROBE)
         return bool(self._suspects)
 
     def _probe(self, number: int) -> tuple[Any, float]:
         return self.actors[number].describe.remote(), time.monotonic()
 
-    def _look_after_suspects(self, pause: float) -> bool:
-        """Trust those again that are well; ask the others anew, unless it is too soon.
+    def _probe_suspects(self, pause: float) -> bool:
+        """Trust replicas again that answered; probe the others anew, unless it is too soon.
 
-        Say whether any was asked. One that Ray is restarting keeps the question until it is back.
+        Return whether any was probed. One that Ray is restarting gets the probe when it is back.
         """
         import ray
 
-        asked_anew = False
+        probed = False
         with self._lock:
             for number, (reference, asked) in list(self._suspects.items()):
                 if not ray.wait([reference], timeout=0)[0]:
                     continue
                 try:
-                    is_well = not isinstance(ray.get(reference), Refusal)
+                    is_healthy = not isinstance(ray.get(reference), Refusal)
                 except ray.exceptions.RayError as error:
-                    is_well = False
+                    is_healthy = False
                     error.__traceback__ = None  # a cycle that would keep the index of the caller
                     if isinstance(error, ray.exceptions.ActorDiedError):
                         self._gone.add(number)
-                if is_well:
+                if is_healthy:
                     del self._suspects[number]
                 elif time.monotonic() - asked >= pause:
                     self._suspects[number] = self._probe(number)
-                    asked_anew = True
-        return asked_anew
+                    probed = True
+        return probed
 
 
 def start_actors(
@@ -230,7 +232,7 @@ def start_actors(
     """Start the actors of all shards: neighbours, and replicas of one shard, on different nodes.
 
     With a lease, they are shared: those that another process has started are used, and they live
-    for as long as anybody asks them anything.
+    as long as any process calls them.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -241,8 +243,10 @@ def start_actors(
         # Soft: where that node is full or gone, any other will do.
         where = NodeAffinitySchedulingStrategy(nodes[(place + replica) % len(nodes)], soft=True)
         options: dict[str, Any] = {
-            "num_cpus": 1, "max_restarts": -1, "scheduling_strategy": where,
-        }  # fmt: skip
+            "num_cpus": 1,
+            "max_restarts": -1,
+            "scheduling_strategy": where,
+        }
         if lease is not None:
             options |= {
                 "name": _actor_name(folder, shard, replica, lease, verify),
@@ -264,7 +268,7 @@ def start_actors(
 def _actor_name(
     folder: ShardedFolder, shard: Shard, replica: int, lease: float, verify: bool
 ) -> str:
-    """Return the name of an actor that does the very same for everybody who asks for it."""
+    """Return a name that is the same wherever the same actor is wanted."""
     same = f"{VERSION} {folder.path} {folder.manifest_sha256} {lease} {verify}"
     return f"{hashlib.sha256(same.encode()).hexdigest()[:32]}-{shard.number}-{replica}"
 
@@ -281,19 +285,19 @@ def end_actors(started: list[Replicas], driver: str | None) -> None:
 
 
 def got_description(reference: Any) -> Json | None:
-    """Return what an actor said of itself, or nothing if it said nothing."""
+    """Return an actor's description of itself, None if it gave none."""
     import ray
 
     try:
-        said = ray.get(reference)
+        answered = ray.get(reference)
     except ray.exceptions.RayError:
         return None
-    return None if isinstance(said, Refusal) else dict(said)
+    return None if isinstance(answered, Refusal) else dict(answered)
 
 
-def described(shard: Shard, said: list[Json | None]) -> Json:
-    """Put together what the replicas of a shard said."""
-    present = [description for description in said if description is not None]
+def described(shard: Shard, descriptions: list[Json | None]) -> Json:
+    """Put together the descriptions of a shard's replicas, None for those that gave none."""
+    present = [description for description in descriptions if description is not None]
     return {
         "shard": shard.number,
         "first": shard.first,

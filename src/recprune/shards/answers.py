@@ -1,4 +1,4 @@
-"""A question cut for the shards, and their answers put together: what one index would have said.
+"""A question cut for the shards, and their answers put together: those of one index.
 
 Nothing here knows where the shards are.
 """
@@ -18,10 +18,10 @@ from recprune.shards.folder import Shard
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
 from recprune.types import Float32Array, Int64Array
 
-_NOBODY = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
-_MAX_QUERIES = 1024  # of one call: a shard that is well says something now and then
+_NO_ITEM = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
+_MAX_QUERIES = 1024  # of one call: so that a healthy shard answers well within its timeout
 
-# What a shard says: ids counted from its first item, scores, and the native records.
+# What a shard answers: ids counted from its first item, scores, and the native records.
 Answer: TypeAlias = tuple[NDArray[np.uint32], Float32Array, Int64Array]
 
 
@@ -96,14 +96,14 @@ def answer(index: Index, message: bytes) -> bytes:
         floor=floor,
         threads=threads,
     )
-    # A shard below the floor has little to say; what stands for nobody is not sent.
+    # Padding is not sent: below the floor, there may be little else.
     found = int((top.ids >= 0).sum(axis=1).max(initial=0))
     ids, scores = top.ids[:, :found].astype(np.uint32), top.scores[:, :found]
     return pack([], [ids, scores, top.stats.raw])
 
 
 def read_answer(message: bytes) -> Answer:
-    """Return what a shard said."""
+    """Return the answer that a message holds."""
     ids, scores, raw = unpack(message)[1]
     return ids, scores, raw
 
@@ -114,10 +114,10 @@ def read_answer(message: bytes) -> Answer:
 def plan_rounds(
     num_queries: int, num_shards: int, rounds: int, start: int
 ) -> list[tuple[slice, list[list[int]]]]:
-    """Return parts of a batch, and for each the shards to be asked, one round after the other.
+    """Return groups of a batch, and for each the shards to be asked, one round after the other.
 
-    A part asks one shard in every round but the last, and whoever is left in the last: each round
-    knows the scores that the earlier ones found, and need not look for less. Every part begins with
+    A group asks one shard in every round but the last, and all others in the last: each round knows
+    the scores that the earlier ones found, and need not look for less. Every group begins with
     another shard, so that all are busy all the time.
     """
     rounds = max(1, min(rounds, num_shards))
@@ -154,7 +154,7 @@ def merge(
     ids = np.full((num_queries, k), -1, np.int64)
     scores = np.full((num_queries, k), -np.inf, np.float32)
     parts = [
-        np.where(local == _NOBODY, -1, local.astype(np.int64) + shard.first)
+        np.where(local == _NO_ITEM, -1, local.astype(np.int64) + shard.first)
         for shard, (local, _, _) in answers
     ]
     if not parts:
@@ -162,7 +162,7 @@ def merge(
     all_ids = np.concatenate(parts, axis=1)
     all_scores = np.concatenate([found for _, (_, found, _) in answers], axis=1)
     # Shards have ascending ids and sort their own answers: a stable sort by score alone keeps the
-    # lower id first among equals. Whoever stands for nobody has −∞ and ends up last.
+    # lower id first among equals. Padding has −∞ and ends up last.
     order = np.argsort(-all_scores, axis=1, kind="stable")[:, :k]
     ids[:, : order.shape[1]] = np.take_along_axis(all_ids, order, axis=1)
     scores[:, : order.shape[1]] = np.take_along_axis(all_scores, order, axis=1)

@@ -59,10 +59,10 @@ def build_shards_on_ray(
         try:
             while waiting:
                 done, waiting = ray.wait(waiting)
-                for said in ray.get(done):
-                    if isinstance(said, RecpruneError):
-                        raise said
-                    shards.append(said)
+                for written in ray.get(done):
+                    if isinstance(written, RecpruneError):
+                        raise written
+                    shards.append(written)
                 progress(f"{len(shards)} of {num_shards} shards")
         except ray.exceptions.RayError as error:
             first = str(error).strip().splitlines()[0]

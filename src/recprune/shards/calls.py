@@ -1,4 +1,4 @@
-"""Asking the actors of shards: how a dead one is got around, and a batch led through all shards."""
+"""Calling the actors of shards: around dead ones, and with a batch through all shards."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from recprune.shards.answers import (
 from recprune.shards.folder import Shard, ShardLostError
 from recprune.types import RecpruneError
 
-_TICK = 0.05  # seconds between looks at what is late
-_PAUSE = 0.1  # seconds before a dead actor is asked again
-_LEAVE_SECONDS = 2.0  # for those inside to hear that the door was closed
+_TICK = 0.05  # seconds between checks for late answers
+_PAUSE = 0.1  # seconds before a dead actor is called again
+_LEAVE_SECONDS = 2.0  # for calls in flight to notice that the index is closed
 _SHARED_BYTES = 100_000  # above this, Ray keeps an argument in its object store: once is enough
 
 
-def asking(method: str, *arguments: Any) -> Callable[[Any], Any]:
-    """Return the function that asks an actor this."""
+def calling(method: str, *arguments: Any) -> Callable[[Any], Any]:
+    """Return the function that calls a method of the actor that it is given."""
     return lambda actor: getattr(actor, method).remote(*arguments)
 
 
 @dataclass(eq=False)
 class Call:
-    """A question to one shard, whoever of its replicas answers."""
+    """A call to one shard, whichever of its replicas answers."""
 
     replicas: Replicas
-    send: Callable[[Any], Any]  # asks the actor that it is given; returns Ray's reference
-    about: Any = None  # whatever the caller wants to know when the answer comes
+    send: Callable[[Any], Any]  # calls the actor that it is given; returns Ray's reference
+    about: Any = None  # what the caller wants back with the answer
     untried: list[int] = field(default_factory=list)
-    waiting: int = 0  # replicas that were asked and have said nothing yet
+    waiting: int = 0  # replicas that were called and have not answered yet
     refusals: dict[int, str] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     begun: float = 0.0
-    asked: float = 0.0  # when somebody was last asked
+    called: float = 0.0  # when a replica was last called
 
 
-class Door:
-    """Whether shards can still be asked, and how many are asking.
+class InFlight:
+    """How many calls are in flight, and whether the index is still open for more.
 
-    Apart from the index: whoever asks must not keep alive what nobody else has any more.
+    Apart from the index: a call must not keep an index alive that has no other reference.
     """
 
     def __init__(self) -> None:
-        self.inside = 0
+        self.count = 0
         self._is_closed = False
         self._changed = threading.Condition()
 
     def check(self) -> None:
-        """Raise if there is nobody to be asked any more."""
+        """Raise if there is nothing to be called any more."""
         import ray
 
         if self._is_closed:
@@ -69,42 +69,44 @@ class Door:
             raise ShardLostError("the connection to the cluster was closed")
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Be one of those who ask."""
+    def counted(self) -> Iterator[None]:
+        """Count a call for the length of a `with` block."""
         with self._changed:
             self.check()
-            self.inside += 1
+            self.count += 1
         try:
             yield
         finally:
             with self._changed:
-                self.inside -= 1
+                self.count -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close it, and let those inside leave: Ray would connect again if it were asked later."""
+        """Refuse further calls, and let those in flight end: a late one would connect Ray again."""
         with self._changed:
             self._is_closed = True
-            self._changed.wait_for(lambda: not self.inside, _LEAVE_SECONDS)
+            self._changed.wait_for(lambda: not self.count, _LEAVE_SECONDS)
 
 
-def answers(todo: deque[Call], timeout: float, door: Door) -> Iterator[tuple[Call, Any]]:
-    """Ask, and yield every call with its answer, or with a `ShardLostError` in its place.
+def answers(todo: deque[Call], timeout: float, in_flight: InFlight) -> Iterator[tuple[Call, Any]]:
+    """Make calls, and yield each with its answer, or with a `ShardLostError` in its place.
 
     `todo` may be added to meanwhile. A shard is lost when all its replicas refuse, or when it has
     been silent for `timeout` seconds.
     """
-    with door.entered():
-        yield from _answers_inside(todo, timeout, door)
+    with in_flight.counted():
+        yield from _answers_counted(todo, timeout, in_flight)
 
 
-def _answers_inside(todo: deque[Call], timeout: float, door: Door) -> Iterator[tuple[Call, Any]]:
+def _answers_counted(
+    todo: deque[Call], timeout: float, in_flight: InFlight
+) -> Iterator[tuple[Call, Any]]:
     import ray
 
     unanswered: list[Call] = []
     pending: dict[Any, tuple[Call, int, Any]] = {}
     while todo or unanswered:
-        door.check()
+        in_flight.check()
         while todo:
             call = todo.popleft()
             still_lost = call.replicas.still_lost()
@@ -120,15 +122,15 @@ def _answers_inside(todo: deque[Call], timeout: float, door: Door) -> Iterator[t
                 if len(call.refusals) < len(call.replicas.actors):
                     call.replicas.give_up(lost)
                 yield call, ShardLostError(f"{call.replicas.shard} {lost}")
-            elif (number := _whom_to_ask(call, timeout)) is not None:
-                call.asked = time.monotonic()
+            elif (number := _next_replica(call, timeout)) is not None:
+                call.called = time.monotonic()
                 call.waiting += 1
                 actor = call.replicas.actors[number]
                 pending[call.send(actor)] = (call, number, actor)
         if not pending or todo:
             time.sleep(0 if todo or not unanswered else _TICK)
             continue
-        # Until the first one is there; then whoever else is.
+        # Wait for the first one, then take all that have come.
         done, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
         if done and len(pending) > 1:
             done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
@@ -137,10 +139,10 @@ def _answers_inside(todo: deque[Call], timeout: float, door: Door) -> Iterator[t
             call.waiting -= 1
             try:
                 answered = ray.get(reference)
-            except ray.exceptions.RayTaskError as error:  # asking again would end the same way
+            except ray.exceptions.RayTaskError as error:  # another try would end the same way
                 answered = Refusal(_last_line(error), is_input_error=False)
             except ray.exceptions.RayError as error:  # the actor, its node or the way there
-                error.__traceback__ = None  # a cycle that would keep the index, see Door
+                error.__traceback__ = None  # a cycle that would keep the index, see InFlight
                 call.failures[number] = _first_line(error)
                 is_gone = isinstance(error, ray.exceptions.ActorDiedError)
                 call.replicas.failed(number, actor, is_gone=is_gone)
@@ -155,9 +157,9 @@ def _answers_inside(todo: deque[Call], timeout: float, door: Door) -> Iterator[t
                 yield call, answered
 
 
-def _whom_to_ask(call: Call, timeout: float) -> int | None:
-    """Return the replica to ask now: the next one if nobody answers, or takes too long."""
-    waited = time.monotonic() - call.asked
+def _next_replica(call: Call, timeout: float) -> int | None:
+    """Return the replica to call now: the next one if those called fail or take too long."""
+    waited = time.monotonic() - call.called
     if call.waiting and waited < timeout / len(call.replicas.actors):
         return None
     if not call.waiting and not call.untried and waited > _PAUSE:
@@ -166,9 +168,9 @@ def _whom_to_ask(call: Call, timeout: float) -> int | None:
 
 
 def _why_lost(call: Call, timeout: float) -> str | None:
-    """Say why a shard is lost, or nothing as long as there is hope."""
+    """Return why a shard is lost, None while a replica may still answer."""
     reasons = "; ".join(dict.fromkeys([*call.failures.values(), *call.refusals.values()]))
-    if time.monotonic() - max(call.begun, call.replicas.heard) > timeout:
+    if time.monotonic() - max(call.begun, call.replicas.last_answer) > timeout:
         return f"has said nothing for {timeout:g} s{': ' if reasons else ''}{reasons}"
     if call.waiting or call.untried:
         return None
@@ -189,7 +191,7 @@ def _last_line(error: Exception) -> str:
 # A batch on its way ------------------------------------------------------------------------------
 
 
-class Part:
+class QueryGroup:
     """Some queries of a batch, on their way from shard to shard."""
 
     def __init__(
@@ -215,12 +217,12 @@ class Part:
                 message = message_for(self._question, self.rows, replicas.shard, floors)
                 shared = message if len(message) < _SHARED_BYTES else ray.put(message)
             self.network_bytes += len(message)
-            calls.append(Call(replicas, asking("search", shared), about=self))
+            calls.append(Call(replicas, calling("search", shared), about=self))
         self.unanswered = len(calls)
         return calls
 
     def take(self, call: Call, answered: bytes | ShardLostError) -> None:
-        """Keep what a shard said, or that it said nothing."""
+        """Keep the answer of a shard, or that it gave none."""
         self.unanswered -= 1
         if isinstance(answered, ShardLostError):
             self.missing[call.replicas.shard] = answered

@@ -57,7 +57,7 @@ from recprune.types import (
 KIND = "sharded index"
 _VERSION = 2
 _MAX_SHARDS = 10_000
-_UNFINISHED = "unfinished"  # marks a folder that is being written as ours, by what it says:
+_UNFINISHED = "unfinished"  # marks a folder that is being written as ours, by its text:
 _MARK = "A sharded index of recprune is being written here; the same command goes on.\n"
 # What is ours to remove: shards, notes on them, and both under the names that they are written as.
 _SHARD_NAME = re.compile(r"shard-\d{5}")
@@ -67,7 +67,7 @@ _TEMPORARY_NAME = re.compile(r"\.shard-\d{5}(\.json)?\.[a-z0-9_]{8}(\.old)?")
 
 
 class ShardLostError(RecpruneError):
-    """A shard that nobody answers for; the message names it, its items and the reason."""
+    """A shard of which no replica answers; the message names it, its items and the reason."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def write_shard(
     except InputError as error:
         raise InputError(f"shard {number} ({_items(first, num_items)}): {error}") from None
     try:
-        # From here on, what the folder's manifest says is not true any more.
+        # From here on, the folder's manifest is no longer true.
         (path / MANIFEST).unlink(missing_ok=True)
         index.save(place)
         shard = Shard(
@@ -295,7 +295,7 @@ def finish_folder(folder: str | Path, shards: list[Shard], embeddings: Float32Ar
 
 
 def _is_ours_to_remove(entry: Path) -> bool:
-    """Whether we wrote this, under a name of ours, and nobody has put anything else into it."""
+    """Whether this is a file or folder that we wrote, and nothing else has been put into it."""
     is_temporary = _TEMPORARY_NAME.fullmatch(entry.name) is not None
     if entry.is_symlink() or not entry.is_dir():
         return (
@@ -338,7 +338,6 @@ def read_folder(folder: str | Path) -> ShardedFolder:
 
 
 def shard_folder(folder: str | Path, number: int) -> Path:
-    """Return where a shard lies."""
     return Path(folder) / _name(number)
 
 

@@ -1,7 +1,7 @@
-"""Actors that several processes share: they live for as long as anybody wants them.
+"""Actors that several processes share: they live as long as any process uses them.
 
-Nobody counts who uses them, as whoever does may be killed. Every user gives a sign of life now and
-then, and an actor that has heard none for as long as its lease says ends itself.
+Users are not counted, as a process that is killed could not count itself out. Instead, every user
+sends a heartbeat now and then, and an actor that received none during its lease ends itself.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Protocol
 
-_LOOKS = 8  # in the time of a lease, whether anybody has asked
-_BEATS = 4  # in the time of a lease, that a user gives
-_MEND_SECONDS = 1.0  # between looks at what is lost
-_END_SECONDS = 1.0  # for the thread to finish what it does
+_CHECKS = 8  # for calls, during one lease
+_BEATS = 4  # that a user sends during one lease: three may be late
+_REPLACE_SECONDS = 1.0  # between attempts to replace lost actors
+_END_SECONDS = 1.0  # for the thread to finish its round
 
 
 class Lease:
-    """The actor's side: entered for every question, and the end of the actor if none comes."""
+    """The actor's side: entered for every call; ends the actor when none comes."""
 
     def __init__(self, seconds: float) -> None:
-        self._under_way = 0
-        self._was_asked = True
+        self._in_flight = 0
+        self._was_called = True
         threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
 
     def __enter__(self) -> None:
-        self._under_way += 1
+        self._in_flight += 1
 
     def __exit__(
         self,
@@ -35,55 +35,55 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._was_asked = True
-        self._under_way -= 1
+        self._was_called = True
+        self._in_flight -= 1
 
     def _watch(self, seconds: float) -> None:
         import ray
 
-        myself = ray.get_runtime_context().current_actor
-        # Looks are counted, not seconds: if all of us were stopped for a while, nobody left.
-        in_vain = 0
+        actor = ray.get_runtime_context().current_actor
+        # Checks are counted, not seconds: a machine that was suspended has lost no users.
+        idle_checks = 0
         while True:
-            sleep(seconds / _LOOKS)
-            in_vain = 0 if self._was_asked or self._under_way else in_vain + 1
-            self._was_asked = False
-            if in_vain >= _LOOKS:
-                ray.kill(myself)  # an end that Ray does not take for a failure
+            sleep(seconds / _CHECKS)
+            idle_checks = 0 if self._was_called or self._in_flight else idle_checks + 1
+            self._was_called = False
+            if idle_checks >= _CHECKS:
+                ray.kill(actor)  # an end that Ray does not take for a failure
 
 
-class Kept(Protocol):
-    """The actors of one shard, as far as they are kept alive."""
+class KeptAlive(Protocol):
+    """The actors of one shard, as far as the heartbeat needs them."""
 
-    alarm: threading.Event
+    failure: threading.Event
 
     def beat(self) -> None:
-        """Ask all of them for a sign of life."""
+        """Send a heartbeat to all of them."""
 
-    def mend(self) -> bool:
-        """Replace those that are gone; say whether any is still not well."""
+    def replace_lost(self) -> bool:
+        """Replace actors that are gone; return whether any does not answer yet."""
 
 
-class SignOfLife:
-    """The user's side: a thread that keeps actors alive, and replaces those that are gone.
+class Heartbeat:
+    """The user's side: a thread that keeps actors alive, and replaces lost ones.
 
-    It knows the actors only, not the index that asks them: that one can be let go of.
+    It refers to the actors only, not to the index that calls them: that can be collected.
     """
 
-    def __init__(self, kept: Sequence[Kept], lease: float) -> None:
+    def __init__(self, kept: Sequence[KeptAlive], lease: float) -> None:
         self._kept = kept
         self._beat_seconds = lease / _BEATS
-        self._alarm = threading.Event()
+        self._failure = threading.Event()
         self._has_ended = False
         for replicas in kept:
-            replicas.alarm = self._alarm
-        self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
+            replicas.failure = self._failure
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Let the actors go."""
+        """Send no more heartbeats."""
         self._has_ended = True
-        self._alarm.set()
+        self._failure.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_SECONDS)
 
@@ -95,11 +95,11 @@ class SignOfLife:
                     beat_at = monotonic() + self._beat_seconds
                     for replicas in self._kept:
                         replicas.beat()
-                unwell = [replicas.mend() for replicas in self._kept]
+                unwell = [replicas.replace_lost() for replicas in self._kept]
             except Exception:
-                # The cluster cannot be reached, or not any more: those who search say so.
-                sleep(_MEND_SECONDS)
+                # The cluster cannot be reached, or not any more: searches raise that.
+                sleep(_REPLACE_SECONDS)
                 continue
             pause = beat_at - monotonic()
-            self._alarm.wait(max(0.0, min(pause, _MEND_SECONDS) if any(unwell) else pause))
-            self._alarm.clear()
+            self._failure.wait(max(0.0, min(pause, _REPLACE_SECONDS) if any(unwell) else pause))
+            self._failure.clear()

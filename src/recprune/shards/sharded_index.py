@@ -42,9 +42,9 @@ from recprune.shards.answers import (
     merge_records,
     plan_rounds,
 )
-from recprune.shards.calls import Call, Door, Part, answers, asking
+from recprune.shards.calls import Call, InFlight, QueryGroup, answers, calling
 from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
-from recprune.shards.lease import SignOfLife
+from recprune.shards.lease import Heartbeat
 from recprune.types import Float32Array, InputError, Json
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
@@ -75,7 +75,7 @@ class ShardedIndex:
         self._started = started  # of the shards that have items
         self._allow_partial, self._timeout = allow_partial, timeout
         self._connection = connection
-        self._door = Door()
+        self._in_flight = InFlight()
         self._turn = itertools.count()
 
     @classmethod
@@ -113,19 +113,19 @@ class ShardedIndex:
             connection.enter_context(connected(address or "local", num_cpus))
             started = start_actors(saved, replicas, _nodes(), lease if shared else None, verify)
             if shared:
-                connection.callback(SignOfLife(started, lease).end)
+                connection.callback(Heartbeat(started, lease).end)
             else:
                 connection.callback(end_actors, started, driver_id())
             index = cls(saved, started, allow_partial, timeout, connection)
             index._wait_until_ready(num_actors)
             index._connection = connection.pop_all()
-        if shared:  # whoever still searches keeps it; after that, nobody has to close it
+        if shared:  # closed with its last reference, at the latest
             weakref.finalize(index, index._connection.close)
         return index
 
     def close(self) -> None:
         """End the actors, or let go of shared ones; and the cluster, if it was started for them."""
-        self._door.close()
+        self._in_flight.close()
         self._connection.close()
 
     def __enter__(self) -> ShardedIndex:
@@ -157,7 +157,7 @@ class ShardedIndex:
         """Return the exact top k for sequence embeddings (float32 [queries, d], or [d]).
 
         All arguments are those of `Index.search`; `threads` are those of each shard. In more than
-        one of `rounds`, shards are told the scores that others found; by default, this is done
+        one of `rounds`, shards are given the scores that others found; by default, this is done
         where it pays. `allow_partial` can be another one than when the index was opened.
         """
         return self._answer(
@@ -202,7 +202,7 @@ class ShardedIndex:
             places = np.flatnonzero((wanted >= shard.first) & (wanted < shard.stop))
             if len(places):
                 local = wanted[places].astype(np.int64) - shard.first
-                calls.append(Call(replicas, asking("score", queries, local), about=places))
+                calls.append(Call(replicas, calling("score", queries, local), about=places))
         for call, answered in self._answers(calls):
             if isinstance(answered, ShardLostError):
                 raise answered
@@ -223,7 +223,7 @@ class ShardedIndex:
         """Say what the shards hold and cost, and on which nodes they are."""
         import ray
 
-        self._door.check()
+        self._in_flight.check()
         asked = [
             [actor.describe.remote() for actor in replicas.actors] for replicas in self._started
         ]
@@ -250,11 +250,11 @@ class ShardedIndex:
         }
 
     def lost_shards(self) -> list[Shard]:
-        """Return the shards that nobody was well of, when last heard of; asks nobody."""
+        """Return the shards without a healthy replica, as far as known; calls none."""
         return [replicas.shard for replicas in self._started if replicas.is_lost]
 
     def stored_bytes(self) -> int:
-        """Return what the shards take on disk; asks nobody."""
+        """Return what the shards take on disk; calls none."""
         return self._folder.stored_bytes()
 
     @property
@@ -281,33 +281,33 @@ class ShardedIndex:
         if rounds is None:
             rounds = _rounds_that_pay(len(question.queries), len(self._started))
         try:
-            parts = self._ask(question, rounds)
+            groups = self._ask(question, rounds)
         except ray.exceptions.RayError as error:  # not a shard's fault, but that of the way there
             raise ShardLostError(f"the cluster failed: {str(error).strip()}") from None
         if allow_partial is None:
             allow_partial = self._allow_partial
-        missing = {shard: error for part in parts for shard, error in part.missing.items()}
-        if missing and not (allow_partial and all(part.answers for part in parts)):
+        missing = {shard: error for group in groups for shard, error in group.missing.items()}
+        if missing and not (allow_partial and all(group.answers for group in groups)):
             raise next(iter(missing.values()))
-        ids, scores, records = self._together(question, parts)
+        ids, scores, records = self._together(question, groups)
         records["nanoseconds"] = time.perf_counter_ns() - begun
         return ShardedTopK(
             ids[0] if question.single else ids,
             scores[0] if question.single else scores,
             SearchStats(records.view(np.int64).reshape(len(records), RECORD_WORDS)),
             missing_share=sum(shard.num_items for shard in missing) / self.num_items,
-            network_bytes=sum(part.network_bytes for part in parts),
+            network_bytes=sum(group.network_bytes for group in groups),
         )
 
-    def _ask(self, question: Question, rounds: int) -> list[Part]:
-        """Lead all parts of a batch through the shards."""
+    def _ask(self, question: Question, rounds: int) -> list[QueryGroup]:
+        """Lead all groups of a batch through the shards."""
         plan = plan_rounds(
             len(question.queries), len(self._started), rounds, start=next(self._turn)
         )
-        parts = [Part(question, rows, steps, self._started) for rows, steps in plan]
+        groups = [QueryGroup(question, rows, steps, self._started) for rows, steps in plan]
         todo: deque[Call] = deque()
-        for part in parts:
-            todo.extend(part.next_round())
+        for group in groups:
+            todo.extend(group.next_round())
         for call, answered in self._answers(todo):
             if isinstance(answered, Refusal):
                 # Which query it is: a shard counts from the first one that it was sent.
@@ -315,27 +315,27 @@ class ShardedIndex:
                 largest_bias = max(shard.largest_bias for shard in self._folder.shards)
                 self._vectors.refuse_overflow(self._tables(question), largest_bias)
                 raise InputError(answered.reason)
-            asking_part: Part = call.about
-            asking_part.take(call, answered)
-            if not asking_part.unanswered:
-                todo.extend(asking_part.next_round())
-        return parts
+            group = call.about
+            group.take(call, answered)
+            if not group.unanswered:
+                todo.extend(group.next_round())
+        return groups
 
     def _together(
-        self, question: Question, parts: list[Part]
+        self, question: Question, groups: list[QueryGroup]
     ) -> tuple[NDArray[np.int64], Float32Array, NDArray[Any]]:
         """Return ids, scores and records of the whole batch."""
         k = question.k
         merged = []
-        for part in parts:
-            answered = sorted(part.answers.items(), key=lambda pair: pair[0].first)
-            ids, scores = merge(answered, part.rows.stop - part.rows.start, k)
-            floors = question.floors[part.rows] if question.floors is not None else None
+        for group in groups:
+            answered = sorted(group.answers.items(), key=lambda pair: pair[0].first)
+            ids, scores = merge(answered, group.rows.stop - group.rows.start, k)
+            floors = question.floors[group.rows] if question.floors is not None else None
             found = [answer for _, answer in answered]
             records = merge_records(found, scores, self.num_items, floors)
-            if part.missing:
+            if group.missing:
                 records["exact"] = 0
-                bound = self._bound_of_missing(question, part)
+                bound = self._bound_of_missing(question, group)
                 records["upper_bound"] = np.maximum(records["upper_bound"], bound)
             merged.append((ids, scores, records))
         if len(merged) == 1:
@@ -346,9 +346,9 @@ class ShardedIndex:
             np.concatenate([np.empty(0, RECORD), *(records for _, _, records in merged)]),
         )
 
-    def _bound_of_missing(self, question: Question, part: Part) -> Float32Array:
-        highest_bias = max(shard.highest_bias for shard in part.missing)
-        return best_possible_scores(self._tables(question, part.rows), highest_bias)
+    def _bound_of_missing(self, question: Question, group: QueryGroup) -> Float32Array:
+        highest_bias = max(shard.highest_bias for shard in group.missing)
+        return best_possible_scores(self._tables(question, group.rows), highest_bias)
 
     def _tables(self, question: Question, rows: slice = slice(None)) -> Float32Array:
         """Return the sub-item scores of some of the queries, [queries, M, B]."""
@@ -358,15 +358,15 @@ class ShardedIndex:
         return self._vectors.sub_item_scores(queries)
 
     def _answers(self, todo: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        return answers(todo, self._timeout, self._door)
+        return answers(todo, self._timeout, self._in_flight)
 
     def _wait_until_ready(self, num_actors: int) -> None:
         import ray
 
-        calls = deque(Call(replicas, asking("describe")) for replicas in self._started)
+        calls = deque(Call(replicas, calling("describe")) for replicas in self._started)
         patience = max(self._timeout, _START_SECONDS)
-        said = [answered for _, answered in answers(calls, patience, self._door)]
-        lost = [answered for answered in said if isinstance(answered, ShardLostError)]
+        answered = [answer for _, answer in answers(calls, patience, self._in_flight)]
+        lost = [answer for answer in answered if isinstance(answer, ShardLostError)]
         if lost and not (self._allow_partial and len(lost) < len(self._started)):
             free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
             why = f"; {num_actors} actors need a CPU each, and none is free" if free < 1 else ""

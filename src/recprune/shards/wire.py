@@ -49,12 +49,10 @@ def unpack(message: bytes) -> tuple[list[Any], list[Any]]:
 
 
 def method_to_json(method: Method) -> list[Any]:
-    """Return a method's name and settings."""
     return [method.name, asdict(method)]
 
 
 def method_from_json(name: str, settings: dict[str, Any]) -> Method:
-    """Return the method that this was made of."""
     return type(METHODS[name])(**settings)
 
 

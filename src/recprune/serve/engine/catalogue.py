@@ -53,7 +53,6 @@ class Catalogue:
 
     @property
     def has_names(self) -> bool:
-        """Whether items have names beside their ids."""
         return self._names is not None
 
     def coerce(self, external_ids: Iterable[ExternalId]) -> list[ExternalId]:
@@ -73,14 +72,13 @@ class Catalogue:
         return self.ids[item]
 
     def name(self, item: int) -> str | None:
-        """Return the name of an item, where it has one."""
         return self._names.get(item) if self._names else None
 
     def search(self, words: str, most: int) -> list[int]:
         """Return items whose id or name contains the words, popular ones first.
 
-        The text that is searched is built when it is first needed: a service that nobody looks
-        into does not pay for it.
+        The text that is searched is built when it is first needed: a service whose names are
+        not searched does not pay for it.
         """
         with self._lock:
             if self._search_text is None:

@@ -111,7 +111,7 @@ class Engine:
                 index=self.index,
             )
             missing = set(best.unknown[0])
-            unknown = [said for said, item in zip(history, given, strict=True) if item in missing]
+            unknown = [one for one, item in zip(history, given, strict=True) if item in missing]
             found.append(replace(self._found_by(best, choice, allowed), unknown=unknown))
         return found
 

@@ -1,4 +1,4 @@
-"""What happened in one query: who won and why, what the engines visited, and where they stopped.
+"""What happened in one query: which items won and why, and what the engines visited.
 
 Everything is asked of the real engines, or follows from the sub-item scores alone. Plain numbers
 and lists throughout, so that an answer can be written as JSON; −∞ and "none" are null there.
@@ -25,7 +25,7 @@ _MOST_COLUMNS = 512  # of the heat map: more than a screen shows
 _MOST_POINTS = 64  # of the trace
 _FEWEST_POINTS = 8
 _TRACED_ITEMS = 8_000_000  # scored for the trace, about: a fraction of a second
-_DENSE_BYTES = 64 << 20  # nobody who asks may make a service grow without bound
+_DENSE_BYTES = 64 << 20  # that one request may make a worker grow by
 
 Stop = Literal["upper_bound_below_threshold", "lists_used_up"]
 
@@ -64,7 +64,7 @@ class MethodRun:
     steps: int = 0
     items_scored: int = 0
     items_touched: int = 0
-    # [splits]: how many of its best sub-item ids it visited; null for whoever does not go by them
+    # [splits]: how many of its best sub-item ids it visited; null if it does not go by them
     visited: list[int] | None = None
 
 

@@ -4,7 +4,7 @@ What holds for every place:
 
 - An event that `append` has returned for is durable (Redis: see `redis_histories`). A batch is
   kept whole or not at all. If `append` raises, the events may or may not have been kept (an
-  answer can be lost on its way), so whoever cannot bear a repetition gives each event a key.
+  answer can be lost on its way), so a client that cannot bear a repetition gives each event a key.
 - A history is in order of timestamp, then of arrival, and holds the newest `most` items.
 - A key names an event of a user: a second event of that user with the same key is ignored, even
   from another process at the same moment. A key outlives its event in the history; each user's

@@ -103,7 +103,6 @@ class RedisHistories:
             return int(self._append(keys=keys, args=arguments))
 
     def history(self, user: str) -> list[str]:
-        """Return the user's newest items, oldest of them first."""
         check_text("user", user)
         with self._translated():
             members: Any = self._redis.zrange(_events_of(user), -self._most, -1)
@@ -115,7 +114,6 @@ class RedisHistories:
             self._redis.incr(_ARRIVALS)
 
     def close(self) -> None:
-        """Close the connections."""
         self._closed = True
         self._redis.close()
 

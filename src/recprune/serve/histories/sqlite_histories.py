@@ -62,7 +62,7 @@ _REASONS = {
     sqlite3.SQLITE_READONLY: "cannot be written",
     sqlite3.SQLITE_PERM: "cannot be opened: permission denied",
 }
-# What somebody must mend, where a lock or a full disk passes.
+# What does not pass by itself, as a lock or a full disk does.
 _LASTING = {
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_CORRUPT,
@@ -115,7 +115,6 @@ class SqliteHistories:
         return new
 
     def history(self, user: str) -> list[str]:
-        """Return the user's newest items, oldest of them first."""
         check_text("user", user)
         with self._connection() as connection:
             rows = connection.execute(
@@ -178,7 +177,7 @@ class SqliteHistories:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """Open the file, as a new or a known one of ours."""
-    # Nobody else's business: what users had. SQLite's own files beside it follow its permissions.
+    # Private, as it holds what users had. SQLite's own files beside it follow its permissions.
     # Only a new file is opened here: closing a known one would drop the locks of this process.
     with suppress(OSError):  # SQLite will say what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -191,7 +190,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             _prepare(path, connection)
         except sqlite3.Error as error:
             connection.close()
-            # Whoever makes a new file's log first wins; SQLite tells the others without waiting.
+            # The first to make a new file's log wins; SQLite refuses the others without waiting.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
@@ -211,7 +210,7 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     if _pragma(connection, "application_id") != _APPLICATION_ID:
         connection.execute("BEGIN IMMEDIATE")
-        if _pragma(connection, "application_id") != _APPLICATION_ID:  # nobody was faster
+        if _pragma(connection, "application_id") != _APPLICATION_ID:  # no other process was faster
             for statement in _TABLES.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -223,7 +222,7 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _is_foreign(connection: sqlite3.Connection) -> bool:
-    """Tell whether somebody else's tables are in it, seen at one moment."""
+    """Return whether it holds tables of another application, seen at one moment."""
     connection.execute("BEGIN")
     owner = _pragma(connection, "application_id")
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

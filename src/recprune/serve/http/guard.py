@@ -1,4 +1,4 @@
-"""What stands before every route: who may ask, how much at a time, and what is noted of it."""
+"""What stands before every route: which requests may pass, how many at a time, and their log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from recprune.types import needs_extra
 with needs_extra("serve"):
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})  # for everybody, and `/page/`
+OPEN_PATHS = frozenset(
+    {"/", "/healthz", "/readyz", "/openapi.json"}
+)  # without a key, as is `/page/`
 _LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many requests at a time
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -45,7 +47,6 @@ class Guard:
         self._admissions = {path: Admission(most, on_refused=refused) for path in _LIMITED_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -95,7 +96,7 @@ class Guard:
             name = urlsplit(f"//{host}").hostname if host else None
         except ValueError:
             raise HttpError(400, "bad_request", "the host header is not a host") from None
-        # A page can make its own name point at this machine; a name that is not ours tells.
+        # A page can make its own name point at this machine; a name that is not ours gives it away.
         if self._service.loaded.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
             raise HttpError(403, "forbidden", "without API keys, the host must be this machine")
         if origin is None or origin in settings.cors_origins:
@@ -117,8 +118,8 @@ class Guard:
     async def _body(self, receive: Receive) -> bytes | None:
         """Read the whole body, as far as it may go; None if the client went away.
 
-        Nobody takes up a thread before all of the request is here. A client that is too slow is
-        the protocol's concern, see `protocol`.
+        No thread is taken up before all of the request is here. A client that is too slow is the
+        protocol's concern, see `protocol`.
         """
         most = self._service.settings.limits.body_bytes
         parts: list[bytes] = []

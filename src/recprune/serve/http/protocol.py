@@ -1,4 +1,4 @@
-"""HTTP/1.1 with a clock: who sends too slowly, too much, or does not take the answer, has to go.
+"""HTTP/1.1 with a clock: clients that send too slowly or too much, or take no answer, are closed.
 
 uvicorn waits for a client as long as the client likes. Here all of a request must arrive within
 some seconds, and its head be of a sensible size.
@@ -21,7 +21,7 @@ _HEAD_BYTES = 64 << 10
 
 
 def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpToolsProtocol]:
-    """Return the protocol that keeps to some limits; tells of whoever finds no room."""
+    """Return a protocol with these limits; `turned_away` is called for every refused connection."""
 
     class ImpatientProtocol(HttpToolsProtocol):
         """One connection."""

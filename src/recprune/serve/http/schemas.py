@@ -83,7 +83,7 @@ class RecommendRequest(_ItemsRequest):
         return self
 
     def askers(self) -> list[Asker]:
-        """Return whom to recommend to, whichever way they were given."""
+        """Return the histories and users, whichever way they were given."""
         return self.batch or [Asker(history=self.history, user=self.user)]
 
 

@@ -58,7 +58,7 @@ async function problemOf(response) {
   let message = `The service answered with status ${response.status}.`;
   try {
     message = sentence((await response.json()).error.message);
-  } catch { /* whoever stands in between may answer without words of ours */ }
+  } catch { /* a proxy in between may answer with anything */ }
   const wait = response.headers.get("Retry-After");
   if (response.status === 503 && wait) message += ` Waiting ${wait} s should be enough.`;
   const title = TITLES[response.status] ?? "Something went wrong";

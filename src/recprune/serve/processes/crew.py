@@ -47,7 +47,6 @@ class Worker:
         return [from_line(line) for line in lines]
 
     def close(self) -> None:
-        """Close the lines."""
         self.line.close()
         self.handover.close()
 

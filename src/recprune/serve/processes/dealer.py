@@ -1,6 +1,6 @@
 """Connections: accepted by the supervisor, and dealt out to the workers in turn.
 
-Nothing is accepted that nobody can take: until somebody can, clients wait in the system's backlog.
+Nothing is accepted that no worker can take: until one can, clients wait in the system's backlog.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Dealer:
         self._listening = listening
         self._selector = selector
         self._crew = crew
-        self._held: socket.socket | None = None  # accepted, and nobody could take it
+        self._held: socket.socket | None = None  # accepted, but no worker could take it
         self._again_at = 0.0
 
     @property
     def again_at(self) -> float | None:
-        """When there is something to do without anybody calling; by time.monotonic()."""
+        """When to try again even if nothing happens before; by time.monotonic()."""
         return self._again_at if self._again_at > time.monotonic() else None
 
     def turn(self) -> None:
-        """Deal what is held, and watch for connections while there is somebody to deal to."""
+        """Deal what is held, and watch for connections while there is a worker to deal to."""
         is_time = time.monotonic() >= self._again_at
         if self._held is not None and is_time:
             held, self._held = self._held, None

@@ -1,8 +1,8 @@
-"""What the supervisor and its workers tell each other: JSON, a line a message.
+"""Messages between the supervisor and its workers: JSON, a line each.
 
 From the supervisor: `load`, make a new engine of the folder; `swap`, serve it; `drop`, forget it;
 `outcome`, how a reload went that this worker asked for; `ping`, a sign of life is wanted. From a
-worker: `ready`, `failed` (it cannot start), `loaded`, `not_loaded`, `swapped`, `reload`, somebody
+worker: `ready`, `failed` (it cannot start), `loaded`, `not_loaded`, `swapped`, `reload`, a client
 asked for one, and `pong`.
 """
 
@@ -13,9 +13,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 
 Word: TypeAlias = Literal[
-    "load", "swap", "drop", "outcome", "ping",
-    "ready", "failed", "loaded", "not_loaded", "swapped", "reload", "pong",
-]  # fmt: skip
+    "load",
+    "swap",
+    "drop",
+    "outcome",
+    "ping",
+    "ready",
+    "failed",
+    "loaded",
+    "not_loaded",
+    "swapped",
+    "reload",
+    "pong",
+]
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,8 @@ class Message:
     reloads: dict[str, int] = field(default_factory=dict)  # so far, by outcome
 
     def to_line(self) -> bytes:
-        """Return it as it is sent."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Message:
-    """Return what a line says."""
     return Message(**json.loads(line))

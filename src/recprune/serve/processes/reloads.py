@@ -17,7 +17,7 @@ from recprune.serve.processes.messages import Message
 
 
 @dataclass
-class _Reload:
+class _RunningReload:
     """A reload that is under way."""
 
     number: int
@@ -30,22 +30,22 @@ class _Reload:
 
 
 class Reloads:
-    """At most one at a time; whoever asks meanwhile asks for the next."""
+    """At most one at a time; requests that come meanwhile are for the next one."""
 
     def __init__(self, crew: Crew, seconds: float, succeeded: Callable[[], None]) -> None:
-        """`seconds` is what loading may take; `succeeded` is told of every good one."""
+        """`seconds` is what loading may take; `succeeded` is called after every good one."""
         self.version = ""  # of what is served
-        self.number = 0  # of the latest that all were told to swap in
+        self.number = 0  # of the latest that all workers had to swap in
         self.counts = {"ok": 0, "failed": 0}
         self._crew = crew
         self._seconds = seconds
         self._succeeded = succeeded
         self._asked: dict[int, int] = {}  # pid: how often; 0 is SIGHUP, or the supervisor itself
         self._begun = 0
-        self._reload: _Reload | None = None
+        self._reload: _RunningReload | None = None
 
     def ask(self, pid: int) -> None:
-        """Note that somebody wants one."""
+        """Note a request for one."""
         self._asked[pid] = self._asked.get(pid, 0) + 1
 
     def turn(self) -> None:
@@ -64,7 +64,6 @@ class Reloads:
             self.ask(0)
 
     def handle(self, worker: Worker, message: Message) -> None:
-        """Note a worker's answer."""
         reload = self._reload
         if reload is None or message.number != reload.number:
             return
@@ -94,11 +93,11 @@ class Reloads:
             return
         self._begun += 1
         load_by = time.monotonic() + self._seconds
-        self._reload = _Reload(self._begun, self._asked, ready, load_by)
+        self._reload = _RunningReload(self._begun, self._asked, ready, load_by)
         self._asked = {}
-        self._tell(ready, Message("load", number=self._begun))
+        self._send(ready, Message("load", number=self._begun))
 
-    def _advance(self, reload: _Reload) -> None:
+    def _advance(self, reload: _RunningReload) -> None:
         """Go on once every worker has answered."""
         if reload.waiting_for:
             return
@@ -118,17 +117,17 @@ class Reloads:
             reload.waiting_for = self._ready()
             self.version, self.number = next(iter(reload.versions)), reload.number
             self.counts["ok"] += 1
-            self._tell(
+            self._send(
                 reload.waiting_for, Message("swap", number=reload.number, reloads=self.counts)
             )
             self._advance(reload)  # all may have ended meanwhile
 
-    def _finish(self, reload: _Reload, text: str, public_text: str) -> None:
+    def _finish(self, reload: _RunningReload, text: str, public_text: str) -> None:
         self._reload = None
         if text:
             log_problem("reload failed", {"reason": text})
             self.counts["failed"] += 1
-            self._tell(set(self._crew), Message("drop", number=reload.number, reloads=self.counts))
+            self._send(set(self._crew), Message("drop", number=reload.number, reloads=self.counts))
         else:
             log("reloaded", {"version": self.version, "workers": len(self._crew)})
             self._succeeded()
@@ -141,8 +140,8 @@ class Reloads:
                 workers=len(self._crew),
                 answered=count,
             )
-            self._tell({pid} & set(self._crew), outcome)
+            self._send({pid} & set(self._crew), outcome)
 
-    def _tell(self, pids: set[int], message: Message) -> None:
+    def _send(self, pids: set[int], message: Message) -> None:
         for pid in pids:
             self._crew[pid].send(message)

@@ -63,7 +63,7 @@ def serve(settings: ServeSettings) -> None:
 
 @contextlib.contextmanager
 def _cluster(settings: ServeSettings) -> Iterator[ServeSettings]:
-    """Have the cluster that the workers connect to, and tell them where it is.
+    """Have the cluster that the workers connect to, and its address in their settings.
 
     Only theirs are connections: Ray's threads would not survive a fork.
     """
@@ -184,7 +184,7 @@ class _Supervisor:
     def _start_worker(self) -> None:
         line, their_line = socket.socketpair()
         handover, their_handover = socket.socketpair()
-        # The first ones may take the time that they need: nobody waits for an answer yet.
+        # The first ones may take the time that they need: no client waits for an answer yet.
         patience = self._settings.limits.reload_seconds if self._has_served else math.inf
         gc.collect()
         gc.freeze()  # a collection in a worker would write to pages that all share
@@ -210,7 +210,7 @@ class _Supervisor:
             self._dealer.close()
             for end in self._wakeup:
                 end.close()
-            for other in self._crew.values():  # else nobody would notice the supervisor's end
+            for other in self._crew.values():  # else the supervisor's end would go unnoticed
                 other.close()
             from recprune.serve.processes.worker import run_worker
 
@@ -262,7 +262,7 @@ class _Supervisor:
     def _beat(self) -> None:
         """Ask for a sign of life now and then, and end those that have given none for too long.
 
-        Beats are counted, not seconds: if all of us were stopped for a while, nobody hung.
+        Beats are counted, not seconds: a machine that was suspended has no hung workers.
         """
         now = time.monotonic()
         if now < self._beat_at:
@@ -276,14 +276,14 @@ class _Supervisor:
                 worker.missed_beats += 1
                 worker.send(Message("ping"))
 
-    def _bury(self, worker: Worker, status: int) -> None:
+    def _reap(self, worker: Worker, status: int) -> None:
         """Forget a worker that has ended; another one will take its place."""
         from prometheus_client.multiprocess import mark_process_dead
 
-        del self._crew[worker.pid]  # first of all: its number may soon be somebody else's
+        del self._crew[worker.pid]  # first of all: its number may soon be another process's
         watched = self._selector.get_map()
         if worker.line.fileno() in watched:
-            self._receive(worker)  # what it said last
+            self._receive(worker)  # its last messages
         if worker.line.fileno() in watched:
             self._selector.unregister(worker.line)
         worker.close()
@@ -313,7 +313,7 @@ class _Supervisor:
             for worker in list(self._crew.values()):
                 pid, status = os.waitpid(worker.pid, os.WNOHANG)
                 if pid:
-                    self._bury(worker, status)
+                    self._reap(worker, status)
         elif number == signal.SIGHUP:
             self._reloads.ask(0)
         elif number in (signal.SIGTERM, signal.SIGINT):
@@ -325,4 +325,4 @@ class _Supervisor:
                 for pid in self._crew:
                     os.kill(pid, signal.SIGTERM)
             elif number == signal.SIGINT:
-                self._kill_at = 0.0  # somebody insists
+                self._kill_at = 0.0  # a second Ctrl-C

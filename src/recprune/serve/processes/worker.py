@@ -1,4 +1,4 @@
-"""One worker process: its supervisor gives it connections and tells it what to load."""
+"""One worker process: its supervisor gives it connections and says when to load and to swap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recprune.serve.http.app import create_app
 from recprune.serve.http.protocol import protocol_for
 from recprune.serve.logs import log, log_problem
 from recprune.serve.processes.messages import Message, from_line
-from recprune.serve.service import Loaded, Reload, ReloadError, Service, open_service
+from recprune.serve.service import Loaded, ReloadError, ReloadOutcome, Service, open_service
 from recprune.types import RecpruneError, needs_extra
 
 with needs_extra("serve"):
@@ -68,7 +68,7 @@ class _Server(uvicorn.Server):
             sign, descriptors, _, _ = socket.recv_fds(self._handover, 1, 1)
         except BlockingIOError:
             return False
-        if not sign:  # the supervisor is gone, as the other line says too
+        if not sign:  # the supervisor is gone, as on the line for messages
             loop.remove_reader(self._handover)
             return False
         if not descriptors:  # none are left for it, and the system has closed it
@@ -130,7 +130,7 @@ class _Supervised:
                 for asker in answered:
                     if not asker.done():
                         asker.set_result(message)
-        self._server.end()  # the supervisor is gone, and nobody would replace or stop us
+        self._server.end()  # the supervisor is gone: nothing would replace or stop us
 
     def _begin_to_load(self, number: int) -> None:
         if self._loading is not None and not self._loading.done():
@@ -151,7 +151,7 @@ class _Supervised:
             text = f"cannot be loaded: {type(error).__name__}"
             answer = Message("not_loaded", text=text, public_text=text, number=number)
         else:
-            if number == self._wanted:  # else it took too long, and nobody waits any more
+            if number == self._wanted:  # else it took too long, and the reload has failed
                 self._candidate = loaded
             answer = Message("loaded", version=loaded.engine.version, number=number)
         self._send(answer)
@@ -165,14 +165,14 @@ class _Supervised:
         self._service.metrics.set_reloads(message.reloads)
         self._send(Message("swapped", version=version, number=message.number))
 
-    async def _ask_for_reload(self) -> Reload:
+    async def _ask_for_reload(self) -> ReloadOutcome:
         asker: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._askers.append(asker)
         self._send(Message("reload"))
         outcome = await asker
         if outcome.text:
             raise ReloadError(outcome.public_text)
-        return Reload(outcome.version, outcome.workers)
+        return ReloadOutcome(outcome.version, outcome.workers)
 
     def _send(self, message: Message) -> None:
         self._writer.write(message.to_line())
