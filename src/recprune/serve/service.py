@@ -130,7 +130,7 @@ class Service:
         return WorkPool(name, threads=running, admission=admission)
 
     async def _reload_here(self) -> ReloadOutcome:
-        """ReloadOutcome this process alone: for an app that no supervisor runs."""
+        """Reload this process alone: for an app that no supervisor runs."""
         try:
             loaded = await self.visits.run(self.load)
         except RecpruneError as error:

@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -276,7 +275,7 @@ class ShardedIndex:
         if rounds is not None and checked_count(rounds, "rounds") < 1:
             raise InputError(f"rounds is {rounds}, expected 1 or more")
         if not self._started:  # no items, no shards: an index of nothing has the answer
-            top = self._vectors.answer(replace(question, method=METHODS["pqtopk"]))
+            top = self._vectors.answer(question._replace(method=METHODS["pqtopk"]))
             return ShardedTopK(top.ids, top.scores, top.stats)
         if rounds is None:
             rounds = _rounds_that_pay(len(question.queries), len(self._started))
