@@ -456,6 +456,8 @@ void add_overflow_error(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    // What a cache or another thread still holds when Python ends is no leak to report to users.
+    nb::set_leak_warnings(false);
     module.doc() = "The C++ core of recprune. Use the Python modules around it.";
     module.def("posting_lists", &posting_lists<std::uint8_t>, "codes"_a.noconvert(),
                "num_sub_items"_a, "threads"_a,

@@ -33,6 +33,7 @@ from recprune.search.posting_lists import build_posting_lists
 from recprune.search.question import (
     QueryName,
     Question,
+    ScoreOverflowError,
     checked_question,
     native_restrictions,
 )
@@ -352,6 +353,7 @@ class Index:
         except ValueError as error:
             if isinstance(error, _native.QueryOverflowError):
                 question.refuse_infinite()  # NaN and infinity end up there too
+                raise ScoreOverflowError(str(error)) from None
             raise InputError(str(error)) from None
         return TopK(ids, scores, SearchStats(records))
 
@@ -389,7 +391,7 @@ class Index:
         try:
             self._native.refuse_overflow(tables, largest_bias)
         except _native.QueryOverflowError as error:
-            raise InputError(str(error)) from None
+            raise ScoreOverflowError(str(error)) from None
 
 
 def instruction_set() -> str:

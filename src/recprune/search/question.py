@@ -23,9 +23,13 @@ from recprune.search.checks import (
 )
 from recprune.search.methods import Method, find_method
 from recprune.search.top_k import TopK
-from recprune.types import Float32Array, Int64Array
+from recprune.types import Float32Array, InputError, Int64Array
 
 QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub_item_scores"]
+
+
+class ScoreOverflowError(InputError):
+    """A query whose scores float32 cannot hold."""
 
 
 class IndexShape(Protocol):

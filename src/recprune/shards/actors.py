@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from recprune.cluster import driver_id
 from recprune.search.index import Index
+from recprune.search.question import ScoreOverflowError
 from recprune.shards.answers import answer
 from recprune.shards.folder import (
     Shard,
@@ -44,6 +45,7 @@ class Refusal:
 
     reason: str
     is_input_error: bool
+    is_overflow: bool = False  # of the scores of a query, which the shard numbers in its own way
 
 
 class ShardActor:
@@ -80,7 +82,11 @@ class ShardActor:
             try:
                 return work(self._loaded())
             except RecpruneError as error:
-                return Refusal(str(error), isinstance(error, InputError))
+                return Refusal(
+                    str(error),
+                    isinstance(error, InputError),
+                    isinstance(error, ScoreOverflowError),
+                )
 
     def _loaded(self) -> Index:
         """Return the shard; loaded on the first call, so that a folder can still be mended."""

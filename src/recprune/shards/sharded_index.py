@@ -309,10 +309,10 @@ class ShardedIndex:
             todo.extend(group.next_round())
         for call, answered in self._answers(todo):
             if isinstance(answered, Refusal):
-                # Which query it is: a shard counts from the first one that it was sent.
                 question.refuse_infinite()
-                largest_bias = max(shard.largest_bias for shard in self._folder.shards)
-                self._vectors.refuse_overflow(self._tables(question), largest_bias)
+                if answered.is_overflow:
+                    largest_bias = max(shard.largest_bias for shard in self._folder.shards)
+                    self._vectors.refuse_overflow(self._tables(question), largest_bias)
                 raise InputError(answered.reason)
             group = call.about
             group.take(call, answered)
