@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from recprune import (
     METHODS,
+    Index,
     InputError,
     Interactions,
     MissingExtraError,
@@ -171,10 +173,11 @@ def assert_same_answers(first: Recommendations, second: Recommendations) -> None
 
 
 @pytest.mark.parametrize("exclude_seen", [True, False])
-@pytest.mark.parametrize("allowed", ["all", "ids", "mask"])
+@pytest.mark.parametrize("allowed", ["all", "ids", "mask", "bits"])
+@pytest.mark.parametrize("excluded", [0, 25])
 @pytest.mark.parametrize("k", [1, 10, 200])
 def test_recommendations_are_those_of_scoring_the_whole_catalogue(
-    trained: Trained, exclude_seen: bool, allowed: str, k: int
+    trained: Trained, exclude_seen: bool, allowed: str, excluded: int, k: int
 ) -> None:
     num_items = trained.prepared.num_items
     assert num_items < 200
@@ -184,12 +187,19 @@ def test_recommendations_are_those_of_scoring_the_whole_catalogue(
         "all": None,
         "ids": trained.external(rng.permutation(np.flatnonzero(mask)).tolist()),
         "mask": mask,
+        "bits": np.packbits(np.pad(mask, (0, -num_items % 64)), bitorder="little").view(np.uint64),
     }[allowed]
+    left_out = rng.permutation(num_items)[:excluded].tolist()
     for history in histories_of(num_items):
         found = trained.recommender.recommend(
-            [trained.external(history)], k, exclude_seen=exclude_seen, allow=allow
+            [trained.external(history)],
+            k,
+            exclude_seen=exclude_seen,
+            exclude=[*trained.external(left_out), "nobody knows"],
+            allow=allow,
         )
         eligible = mask.copy()
+        eligible[left_out] = False
         if exclude_seen:
             eligible[history] = False
         ids, scores = trained.expected(history, k, eligible)
@@ -271,6 +281,57 @@ def test_every_method_gives_the_same_answer(sasrec: Trained, method: str) -> Non
     found = sasrec.recommender.recommend(histories, 15, method=method, threads=2)
     assert np.array_equal(found.ids, expected.ids)
     assert np.array_equal(found.scores, expected.scores)
+
+
+def test_another_index_of_the_same_items_may_answer(sasrec: Trained) -> None:
+    whole = sasrec.recommender.index
+    bias = np.zeros(whole.num_items, np.float32)
+    bias[60] = 1000.0
+    other = Index.build(whole.item_codes(), whole.sub_item_embeddings(), item_bias=bias)
+    histories = [sasrec.external([5, 17, 3]), []]
+    expected = sasrec.recommender.recommend(histories, 7)
+    found = sasrec.recommender.recommend(histories, 7, index=other)
+    assert found.ids[0].tolist() == [60, *expected.ids[0].tolist()[:6]]
+    assert found.items[1] == expected.items[1], "popularity is the recommender's own"
+
+
+def test_a_deadline_stops_a_search_or_is_refused(sasrec: Trained) -> None:
+    history = sasrec.external([5, 17, 3])
+    expected = sasrec.recommender.recommend([history], 7)
+    far = sasrec.recommender.recommend([history], 7, deadline=time.monotonic() + 60)
+    assert far.items == expected.items
+    past = sasrec.recommender.recommend(
+        [history], 7, method="recjpqprune", deadline=time.monotonic() - 60
+    )
+    assert past.stats is not None
+    assert not past.stats.exact[0], "it had no time at all"
+    with pytest.raises(InputError, match="method pqtopk cannot stop early; auto, cells, scan and"):
+        sasrec.recommender.recommend([[]], 7, method="pqtopk", deadline=time.monotonic() + 60)
+
+
+def test_times_of_all_stages_add_up(sasrec: Trained) -> None:
+    found = sasrec.recommender.recommend([sasrec.external([5, 17, 3])], 7)
+    stages = ["look up", "encode", "sub-item scores", "search", "answer"]
+    assert [*found.milliseconds] == stages
+    assert all(spent >= 0.0 for spent in found.milliseconds.values())
+    assert found.stats is not None
+    assert 0 < found.stats.sub_item_score_nanoseconds[0] < found.stats.nanoseconds[0]
+    within = found.milliseconds["sub-item scores"] + found.milliseconds["search"]
+    assert within >= found.stats.nanoseconds[0] / 1e6
+
+
+def test_popular_items_are_chosen_by_the_same_rules(sasrec: Trained) -> None:
+    recommend = sasrec.recommender.recommend
+    num_items = sasrec.prepared.num_items
+    everything = recommend([[]], num_items).ids[0]
+    mask = np.random.default_rng(3).random(num_items) < 0.5
+    bits = np.packbits(np.pad(mask, (0, -num_items % 64)), bitorder="little").view(np.uint64)
+    left_out = everything[:5].tolist()
+    kept = [item for item in everything if mask[item] and item not in left_out][:10]
+    for allow in (mask, bits):
+        found = recommend([[]], 10, exclude=sasrec.external(left_out), allow=allow)
+        assert found.ids[0, : len(kept)].tolist() == kept
+        assert found.by_popularity.all()
 
 
 def test_nobody_asked_nobody_answered(sasrec: Trained) -> None:
