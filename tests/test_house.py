@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from recprune import _native
 from recprune.cli import COMMANDS
 
 SOURCE = Path(recprune.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # In the order in which data flows: a package imports only packages before it. `__init__` names what
 # is public. Inside a package, files are siblings.
@@ -162,3 +164,14 @@ def test_a_name_means_one_thing() -> None:
                 classes[name] = path
     files = [path.name for path in SOURCE.rglob("*.py") if path.parent.name != "commands"]
     assert len(files) == len({*files}) + files.count("__init__.py") - 1
+
+
+def test_what_contributing_says_to_touch_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| a")]
+    assert len(rows) >= 10
+    for _, what, touched, *_ in rows:
+        paths = re.findall(r"`((?:src|native)/[^`]+|CMakeLists.txt)`", touched)
+        assert 1 <= len(paths) <= 3, what
+        for path in paths:
+            assert (ROOT / path).exists(), path

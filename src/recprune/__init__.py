@@ -1,4 +1,8 @@
-"""Exact top-K recommendation from catalogues of millions of items, by dynamic pruning."""
+"""Exact top-K recommendation from catalogues of millions of items, by dynamic pruning.
+
+Data moves in one direction: data → preparation → models, training → recommender → search; beside
+that stand evaluation, shards, batch, serve and experiments. ARCHITECTURE.md has a section for each.
+"""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
