@@ -279,13 +279,14 @@ def _item_components(
     Where the matrix has fewer than `count` directions, the rest are zeros.
     """
     with needs_extra("data"):
-        from scipy.sparse import csr_array
+        import scipy.sparse.linalg  # and its own BLAS: only what is loaded can be limited
         from threadpoolctl import threadpool_limits
 
     progress("building the user–item matrix")
     # Repeated (user, item) entries need not be merged: products add them up.
     ones = np.ones(train.num_interactions)
-    matrix = csr_array((ones, train.items, train.offsets), (train.num_users, train.num_items))
+    shape = (train.num_users, train.num_items)
+    matrix = scipy.sparse.csr_array((ones, train.items, train.offsets), shape)
     # The eigenvectors of the smaller of A·Aᵀ and Aᵀ·A.
     by_users = train.num_users <= train.num_items
     half = matrix if by_users else matrix.T
