@@ -17,7 +17,8 @@ from rich.text import Text
 import recprune
 from examples.grocery import data_folder, product_names
 from recprune.commands.console import output, print_table, showing_progress
-from recprune.evaluation.evaluation import evaluate, evaluation_rows, verdict
+from recprune.evaluation.comparison import verdict
+from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.models.settings import find_preset
 from recprune.training.curves import draw_training
 from recprune.training.loop import EpochReport

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         RecentItems,
         every_baseline,
     )
-    from recprune.evaluation.evaluation import Comparison, Evaluation, RankedUsers, compare
+    from recprune.evaluation.comparison import Comparison, compare
+    from recprune.evaluation.evaluation import Evaluation
+    from recprune.evaluation.metrics import RankedUsers
     from recprune.models.settings import ModelSettings, Settings, TrainingSettings
     from recprune.preparation.codebook import (
         Codebook,
@@ -141,7 +143,7 @@ _HOMES = {
     "Cells": "search.methods",
     "Codebook": "preparation.codebook",
     "Columns": "types",
-    "Comparison": "evaluation.evaluation",
+    "Comparison": "evaluation.comparison",
     "Default": "search.methods",
     "Evaluation": "evaluation.evaluation",
     "ExternalIds": "data.identifiers",
@@ -163,7 +165,7 @@ _HOMES = {
     "PostingLists": "search.posting_lists",
     "Prepared": "preparation.prepared",
     "QuantisedItems": "preparation.codebook",
-    "RankedUsers": "evaluation.evaluation",
+    "RankedUsers": "evaluation.metrics",
     "RecJPQPrune": "search.methods",
     "RecentItems": "evaluation.baselines",
     "Recommendations": "recommender",
@@ -187,7 +189,7 @@ _HOMES = {
     "assign_random": "preparation.codebook",
     "assign_svd": "preparation.codebook",
     "build_posting_lists": "search.posting_lists",
-    "compare": "evaluation.evaluation",
+    "compare": "evaluation.comparison",
     "every_baseline": "evaluation.baselines",
     "instruction_set": "search.index",
     "interactions_from_columns": "data.interactions",

@@ -13,7 +13,9 @@ import numpy as np
 
 from recprune.commands.console import output, print_table, say, showing_progress
 from recprune.evaluation.baselines import every_baseline
-from recprune.evaluation.evaluation import RankedUsers, compare, evaluate, evaluation_rows, verdict
+from recprune.evaluation.comparison import compare, verdict
+from recprune.evaluation.evaluation import evaluate, evaluation_rows
+from recprune.evaluation.metrics import RankedUsers
 from recprune.models.sequence_model import encode_histories, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender

@@ -147,9 +147,3 @@ def _flat_pairs(seen: Sequence[Int32Array], device: torch.device) -> tuple[Tenso
     users = np.repeat(np.arange(len(seen)), lengths)
     items = np.concatenate([*seen, np.empty(0, np.int64)]).astype(np.int64)
     return torch.from_numpy(users).to(device), torch.from_numpy(items).to(device)
-
-
-def ndcg_at(ranks: Int64Array, cutoff: int) -> float:
-    """Return NDCG@cutoff of single targets, given how many items stand above each."""
-    gains = np.where(ranks < cutoff, 1.0 / np.log2(ranks + 2.0), 0.0)
-    return float(gains.mean()) if len(gains) else 0.0

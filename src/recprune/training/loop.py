@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from recprune.evaluation.metrics import RelevantRanks, ndcg
 from recprune.models.sequence_model import (
     SequenceModel,
     build_model,
     encode_histories,
-    ndcg_at,
     target_ranks,
 )
 from recprune.models.settings import Settings
@@ -201,15 +201,16 @@ def train(
 
 
 def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings) -> float:
-    """Return NDCG@10 of the validation users, over the full catalogue."""
+    """Return NDCG@10 of the validation users, over the full catalogue; 0 if there are none."""
     targets = prepared.validation
     shuffled = random_generator(settings.training.seed, 4).permutation(len(targets))
     chosen = np.sort(shuffled[: settings.training.validation_users])
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
     seen = histories if settings.training.exclude_seen else None
-    ranks = target_ranks(model, embeddings, targets.items[chosen], seen)
-    return ndcg_at(ranks, 10)
+    ranks = target_ranks(model, embeddings, targets.items[chosen], seen) + 1
+    values = ndcg(RelevantRanks.of_targets(ranks), 10)
+    return float(values.mean()) if len(values) else 0.0
 
 
 def find_device(name: str, workers: Workers = ALONE) -> torch.device:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.evaluation.evaluation import RankedUsers, user_values
+from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.preparation.prepared import Prepared
 from recprune.search.index import Index
 from recprune.storage import Saved, load_folder, save_folder

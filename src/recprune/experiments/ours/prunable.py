@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recprune.evaluation.evaluation import RankedUsers, compare, user_values
+from recprune.evaluation.comparison import compare
+from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import Need, Part, Plan
 from recprune.experiments.framework.record import Record

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from recprune.evaluation.evaluation import RankedUsers, user_values
+from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
 from recprune.experiments.framework.record import Record

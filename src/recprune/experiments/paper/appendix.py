@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from recprune.evaluation.baselines import every_baseline
-from recprune.evaluation.evaluation import RankedUsers, user_values
+from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import LogFolder, Need, Part, Plan, model_name
 from recprune.experiments.framework.record import Record
