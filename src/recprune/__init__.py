@@ -43,9 +43,8 @@ if TYPE_CHECKING:
         assign_random,
         assign_svd,
     )
-    from recprune.preparation.holdout import Holdout, leave_one_out, temporal_holdout
+    from recprune.preparation.holdout import Holdout, Targets, leave_one_out, temporal_holdout
     from recprune.preparation.prepared import Prepared, prepare
-    from recprune.preparation.targets import Targets
     from recprune.recommender import Recommendations, Recommender
     from recprune.search.index import Index, instruction_set
     from recprune.search.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
@@ -182,7 +181,7 @@ _HOMES = {
     "StringIds": "data.identifiers",
     "SyntheticLog": "data.synthetic",
     "SyntheticSettings": "data.synthetic",
-    "Targets": "preparation.targets",
+    "Targets": "preparation.holdout",
     "TopK": "search.top_k",
     "TrainingSettings": "models.settings",
     "assign_pq": "preparation.codebook",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
 from recprune.data.interactions import Interactions
+from recprune.preparation.k_means import k_means, nearest_centroids
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
@@ -236,8 +237,8 @@ def assign_pq(
         mean = vectors.mean(axis=0, dtype=np.float64)
         vectors = (vectors - mean).astype(np.float32)
         rng = random_generator(seed, split)
-        centred = _k_means(vectors[sample], num_sub_items, iterations, rng)
-        nearest, squared_errors = _nearest(vectors, centred)
+        centred = k_means(vectors[sample], num_sub_items, iterations, rng)
+        nearest, squared_errors = nearest_centroids(vectors, centred)
         codes[:, split] = nearest
         centroids[split] = centred + mean
         progress(f"split {split + 1} of {num_splits} quantised")
@@ -346,44 +347,3 @@ def _quantile_bins(values: Float64Array, num_bins: int) -> Int64Array:
         np.arange(len(values)) * num_bins // max(len(values), 1)
     )
     return bins
-
-
-# k-means -----------------------------------------------------------------------------------------
-
-
-def _k_means(
-    vectors: Float32Array, num_centroids: int, iterations: int, rng: np.random.Generator
-) -> Float32Array:
-    """Lloyd's algorithm from random distinct points; empty clusters take the worst fits."""
-    centroids = vectors[rng.permutation(len(vectors))[:num_centroids]].copy()
-    for _ in range(iterations):
-        nearest, squared_errors = _nearest(vectors, centroids)
-        counts = np.bincount(nearest, minlength=num_centroids)
-        order = np.argsort(nearest, kind="stable")
-        occupied = counts > 0
-        starts = (np.cumsum(counts) - counts)[occupied]
-        sums = np.add.reduceat(vectors[order], starts, axis=0, dtype=np.float64)
-        moved = centroids.copy()
-        moved[occupied] = sums / counts[occupied, None]
-        empty = np.flatnonzero(~occupied)
-        moved[empty] = vectors[np.argsort(-squared_errors, kind="stable")[: len(empty)]]
-        if np.array_equal(moved, centroids):
-            break
-        centroids = moved
-    return centroids
-
-
-def _nearest(vectors: Float32Array, centroids: Float32Array) -> tuple[Int64Array, Float32Array]:
-    """Return each vector's nearest centroid (lowest id on a tie) and the squared distance to it."""
-    nearest = np.empty(len(vectors), np.int64)
-    squared_errors = np.empty(len(vectors), np.float32)
-    half_norms = 0.5 * (centroids * centroids).sum(axis=1)
-    # Bounds the table of distances to about 64 MB.
-    chunk = max(1, (1 << 24) // len(centroids))
-    for start in range(0, len(vectors), chunk):
-        part = vectors[start : start + chunk]
-        # ½‖x − c‖² = ½‖x‖² − (x·c − ½‖c‖²): the largest similarity is the smallest distance.
-        best = (part @ centroids.T - half_norms).argmax(axis=1)
-        nearest[start : start + chunk] = best
-        squared_errors[start : start + chunk] = ((part - centroids[best]) ** 2).sum(axis=1)
-    return nearest, squared_errors

@@ -10,14 +10,36 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recprune.data.interactions import Interactions
-from recprune.preparation.targets import Targets
 from recprune.types import InputError, Int32Array, Int64Array, frozen, random_generator
 
+if TYPE_CHECKING:  # training has targets, but not what a log is read and sorted with
+    from recprune.data.interactions import Interactions
+
 DEFAULT_VALIDATION_USERS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Items to be predicted: for each of some users one item, and the history before it.
+
+    The history of target t is `log.items[starts[t]:ends[t]]`, in the log that was held out from.
+    """
+
+    users: Int32Array
+    items: Int32Array
+    starts: Int64Array
+    ends: Int64Array
+
+    def __post_init__(self) -> None:
+        for name in ("users", "items", "starts", "ends"):
+            frozen(getattr(self, name))
+
+    def __len__(self) -> int:
+        return len(self.users)
 
 
 @dataclass(frozen=True, eq=False)

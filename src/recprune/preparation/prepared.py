@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
-from recprune.preparation.targets import Targets
+from recprune.preparation.holdout import Holdout, Targets
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     CodeArray,
@@ -30,7 +30,6 @@ from recprune.types import (
 if TYPE_CHECKING:
     from recprune.data.interactions import Interactions
     from recprune.preparation.codebook import Codebook
-    from recprune.preparation.holdout import Holdout
 
 KIND = "prepared log"
 _VERSION = 1
