@@ -12,6 +12,7 @@ from recprune import types as _types
 if TYPE_CHECKING:
     from recprune.data.identifiers import ExternalIds, IntegerIds, StringIds
     from recprune.data.interactions import (
+        BadRows,
         Interactions,
         LeftOut,
         interactions_from_columns,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from recprune.shards.sharded_index import ShardedIndex
     from recprune.training.loop import train
     from recprune.types import (
-        BadRows,
         Columns,
         InputError,
         InterruptedWorkError,
@@ -138,7 +138,7 @@ __version__ = _types.VERSION
 # the compiled search is missing, and a search never waits for what it does not need.
 _HOMES = {
     "Auto": "search.methods",
-    "BadRows": "types",
+    "BadRows": "data.interactions",
     "Cells": "search.methods",
     "Codebook": "preparation.codebook",
     "Columns": "types",

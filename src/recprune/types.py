@@ -69,15 +69,6 @@ class Columns:
                 raise InputError(f"the {role} column is {name!r}, expected its name as a string")
 
 
-@dataclass(frozen=True)
-class BadRows:
-    """Rows that were left out for one reason."""
-
-    reason: str
-    count: int
-    first: str  # where the first of them stands, and its text
-
-
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Turn a failed import of an optional dependency into advice on what to install."""

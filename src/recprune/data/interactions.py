@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from recprune._native import sort_log
 from recprune.data.identifiers import ExternalId, ExternalIds, number_ids
 from recprune.types import (
-    BadRows,
     Columns,
     InputError,
     Int32Array,
@@ -31,6 +30,15 @@ if TYPE_CHECKING:
     from recprune.data.timestamps import TimeFormat
 
 DEFAULT_MIN_INTERACTIONS = 5
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Rows that were left out for one reason."""
+
+    reason: str
+    count: int
+    first: str  # where the first of them stands, and its text
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from recprune.data.formats import Layout, Source, find_layout, find_sources, movielens_file
+from recprune.data.interactions import BadRows
 from recprune.data.timestamps import TimeFormat, parse_times
-from recprune.types import BadRows, Columns, InputError, Int64Array, Progress, no_progress
+from recprune.types import Columns, InputError, Int64Array, Progress, no_progress
 
 OnBadRows = Literal["error", "skip"]
 
