@@ -38,6 +38,7 @@ from recprune.training.checkpoint import (
 )
 from recprune.training.distributed import ALONE, Workers
 from recprune.training.minibatches import epoch_users, make_batch
+from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
 from recprune.training.steps import SharedStep, Step, make_step
 from recprune.types import (
@@ -46,7 +47,6 @@ from recprune.types import (
     Json,
     RecpruneError,
     needs_extra,
-    random_generator,
 )
 
 with needs_extra("train"):
@@ -203,7 +203,8 @@ def train(
 def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings) -> float:
     """Return NDCG@10 of the validation users, over the full catalogue; 0 if there are none."""
     targets = prepared.validation
-    shuffled = random_generator(settings.training.seed, 4).permutation(len(targets))
+    rng = stream_generator(settings.training.seed, Stream.VALIDATION_USERS)
+    shuffled = rng.permutation(len(targets))
     chosen = np.sort(shuffled[: settings.training.validation_users])
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)

@@ -10,7 +10,8 @@ import numpy as np
 from recprune.models.bert4rec import MASK
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.types import InputError, Int64Array, random_generator
+from recprune.training.random_streams import Stream, stream_generator
+from recprune.types import InputError, Int64Array
 
 # One window in four has only its last item masked: that is what predicting the next looks like.
 _ONLY_LAST = 0.25
@@ -40,7 +41,8 @@ def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Arra
     if not len(able):
         raise InputError("no user has two training interactions: there is nothing to learn from")
     training = settings.training
-    shuffled = random_generator(training.seed, 1, epoch).permutation(able)
+    rng = stream_generator(training.seed, Stream.EPOCH_ORDER, epoch)
+    shuffled = rng.permutation(able)
     return shuffled[: training.batches_per_epoch * training.batch_size]
 
 
@@ -48,7 +50,7 @@ def make_batch(
     prepared: Prepared, users: Int64Array, settings: Settings, epoch: int, number: int
 ) -> Batch:
     """Return the batch with the given number of an epoch."""
-    rng = random_generator(settings.training.seed, 2, epoch, number)
+    rng = stream_generator(settings.training.seed, Stream.WINDOWS, epoch, number)
     most = settings.model.length + 1  # one is only a target
     starts = prepared.offsets[users]
     ends = prepared.train_ends[users]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from recprune.models.embedding import RecJPQEmbedding
 from recprune.models.losses import agreement, bce, concentration, gbce, gbce_beta, sampled_softmax
 from recprune.models.sequence_model import SequenceModel
 from recprune.models.settings import Settings, TrainingSettings
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Batch, batch_part, padded_batch
+from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -65,14 +64,16 @@ def make_step(
     if device.type != "cuda":
 
         def on_processor(batch: Batch, epoch: int, number: int) -> Tensor:
-            torch.default_generator.manual_seed(_seed_of(settings, epoch, number))
+            torch.default_generator.manual_seed(
+                torch_seed(settings.training.seed, Stream.STEP, epoch, number)
+            )
             return step(*(torch.from_numpy(array) for array in batch.arrays()))
 
         return on_processor
     replayed = _Replayed(step, device)
 
     def on_gpu(batch: Batch, epoch: int, number: int) -> Tensor:
-        torch.cuda.manual_seed(_seed_of(settings, epoch, number))
+        torch.cuda.manual_seed(torch_seed(settings.training.seed, Stream.STEP, epoch, number))
         padded = padded_batch(batch, _ROWS, _PREDICTIONS)
         return replayed(*(torch.from_numpy(array) for array in padded.arrays()))
 
@@ -137,11 +138,13 @@ class SharedStep:
         count = len(batch.targets)
         # On a GPU the numbers depend on how many are drawn, and one alone draws for padding too.
         draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
-        chance = torch.Generator(self._device).manual_seed(_seed_of(self._settings, epoch, number))
+        seed = self._settings.training.seed
+        chance = torch.Generator(self._device)
+        chance.manual_seed(torch_seed(seed, Stream.STEP, epoch, number))
         shape = (draws, self._settings.training.num_negatives)
         negatives = torch.randint(self._num_items, shape, device=self._device, generator=chance)
         # Dropout is each worker's own: with one seed, all parts would get the same masks.
-        torch.manual_seed(_seed_of(self._settings, epoch, number, self._workers.rank))
+        torch.manual_seed(torch_seed(seed, Stream.STEP, epoch, number, self._workers.rank))
         arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
         own = negatives[torch.from_numpy(kept).to(self._device)]
         loss = self._loss_sum(*arrays, own) / count
@@ -188,11 +191,6 @@ def _loss_sum(
         return torch.where(targets >= 0, values, 0.0).sum()
 
     return loss_sum
-
-
-def _seed_of(settings: Settings, epoch: int, number: int, *more: int) -> int:
-    sequence = np.random.SeedSequence([settings.training.seed, 3, epoch, number, *more])
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class _Replayed:
