@@ -26,7 +26,7 @@ from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers, appointed
 from recprune.training.loop import train
-from recprune.training.minibatches import batch_part, make_batch
+from recprune.training.minibatches import make_minibatch, minibatch_part
 from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
 from tests.preparation.test_prepared import cycle
@@ -125,24 +125,26 @@ def wait_for_the_end_of(pids: list[int]) -> None:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 @BOTH
-def test_the_parts_of_a_batch_are_the_batch(architecture: str, parts: int) -> None:
-    batch = make_batch(consecutive(), np.arange(8), settings_of(architecture=architecture), 0, 0)
-    found = [batch_part(batch, number, parts) for number in range(parts)]
+def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: int) -> None:
+    minibatch = make_minibatch(
+        consecutive(), np.arange(8), settings_of(architecture=architecture), 0, 0
+    )
+    found = [minibatch_part(minibatch, number, parts) for number in range(parts)]
     for name in ("items", "places", "segments"):
         together = np.concatenate([getattr(part, name) for part, _ in found])
-        assert np.array_equal(together, getattr(batch, name))
+        assert np.array_equal(together, getattr(minibatch, name))
     kept = np.concatenate([kept for _, kept in found])
-    assert sorted(kept.tolist()) == list(range(len(batch.targets)))
+    assert sorted(kept.tolist()) == list(range(len(minibatch.targets)))
     for part, own in found:
-        assert np.array_equal(part.targets, batch.targets[own])
-        segments = batch.segments.flat[batch.positions[own]]
+        assert np.array_equal(part.targets, minibatch.targets[own])
+        segments = minibatch.segments.flat[minibatch.positions[own]]
         assert np.array_equal(part.segments.flat[part.positions], segments)
     sizes = [len(part.items) for part, _ in found]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_two_workers_train_what_one_does(tmp_path: Path) -> None:
-    """The last batch has a single history: one of the two has nothing to do."""
+    """The last minibatch has a single history: one of the two has nothing to do."""
     prepared = cycle(41)
     settings = settings_of(dropout=0.0, max_epochs=2, pruning_weight=0.1, windows="random")
     prepared.save(tmp_path / "prepared")
@@ -154,7 +156,7 @@ def test_two_workers_train_what_one_does(tmp_path: Path) -> None:
 
 
 def test_torchrun_starts_workers_as_well(tmp_path: Path) -> None:
-    """More of them than a batch has rows; and their number need not be said."""
+    """More of them than a minibatch has rows; and their number need not be said."""
     prepared = cycle(5, 15, 10)
     settings = settings_of(
         architecture="bert4rec", embedding="full", loss="softmax", clip_norm=0.0, dropout=0.0,

@@ -16,7 +16,7 @@ from recprune.models.sequence_model import build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train
-from recprune.training.minibatches import Batch, epoch_users, make_batch
+from recprune.training.minibatches import Minibatch, epoch_users, make_minibatch
 from tests.models.test_models import shaken
 from tests.preparation.test_prepared import cycle, prepared_of
 
@@ -51,29 +51,29 @@ def consecutive() -> Prepared:
     return prepared_of([*histories, [199], []], codes, 8)
 
 
-def rows_of(batch: Batch, history: int) -> NDArray[np.int64]:
-    """Return where a history stands in the flattened batch: in one row, without a gap."""
-    places = np.flatnonzero(batch.segments == history)
+def rows_of(minibatch: Minibatch, history: int) -> NDArray[np.int64]:
+    """Return where a history stands in the flattened minibatch: in one row, without a gap."""
+    places = np.flatnonzero(minibatch.segments == history)
     assert len(places)
     assert np.array_equal(places, np.arange(places[0], places[0] + len(places)))
-    width = batch.items.shape[1]
+    width = minibatch.items.shape[1]
     assert places[0] // width == places[-1] // width
     return places
 
 
-def windows_of(batch: Batch, settings: Settings) -> list[list[int]]:
+def windows_of(minibatch: Minibatch, settings: Settings) -> list[list[int]]:
     """Put inputs and targets together again: what each history was made from."""
-    num_histories = int(batch.segments.max()) + 1
-    predicted = dict(zip(batch.positions.tolist(), batch.targets.tolist(), strict=True))
-    assert len(predicted) == len(batch.positions)
+    num_histories = int(minibatch.segments.max()) + 1
+    predicted = dict(zip(minibatch.positions.tolist(), minibatch.targets.tolist(), strict=True))
+    assert len(predicted) == len(minibatch.positions)
     is_sasrec = settings.model.architecture == "sasrec"
     last_place = settings.model.length - (1 if is_sasrec else 0)
     found = []
     for history in range(num_histories):
-        rows = rows_of(batch, history)
-        inputs = batch.items.flat[rows].tolist()
+        rows = rows_of(minibatch, history)
+        inputs = minibatch.items.flat[rows].tolist()
         # The newest item has the last place, and the others those before.
-        places = batch.places.flat[rows].tolist()
+        places = minibatch.places.flat[rows].tolist()
         assert places == list(range(last_place + 1 - len(rows), last_place + 1))
         targets = [predicted.pop(row, None) for row in rows.tolist()]
         if is_sasrec:
@@ -98,8 +98,8 @@ def test_the_last_windows_are_the_ends_of_training_histories(architecture: str) 
     prepared, users = consecutive(), np.arange(8)
     settings = settings_of(architecture=architecture, length=LENGTH, windows="last")
     for number in range(10):
-        batch = make_batch(prepared, users, settings, 0, number)
-        for user, window in enumerate(windows_of(batch, settings)):
+        minibatch = make_minibatch(prepared, users, settings, 0, number)
+        for user, window in enumerate(windows_of(minibatch, settings)):
             history = prepared.items[prepared.offsets[user] : prepared.train_ends[user]].tolist()
             assert window == history[-(LENGTH + 1) :]
 
@@ -110,8 +110,8 @@ def test_random_windows_are_pieces_of_the_users_own_training_history(architectur
     settings = settings_of(architecture=architecture, length=LENGTH, windows="random")
     begins: dict[int, set[int]] = {user: set() for user in range(8)}
     for number in range(200):
-        batch = make_batch(prepared, users, settings, 3, number)
-        for user, window in enumerate(windows_of(batch, settings)):
+        minibatch = make_minibatch(prepared, users, settings, 3, number)
+        for user, window in enumerate(windows_of(minibatch, settings)):
             count = int(prepared.train_ends[user] - prepared.offsets[user])
             assert len(window) == min(count, LENGTH + 1)
             assert window == list(range(window[0], window[0] + len(window)))
@@ -128,16 +128,24 @@ def test_random_windows_are_pieces_of_the_users_own_training_history(architectur
 def test_histories_are_packed_into_few_rows(architecture: str) -> None:
     prepared, users = consecutive(), np.array([6, 0, 3, 1])
     settings = settings_of(architecture=architecture, length=LENGTH)
-    batch = make_batch(prepared, users, settings, 0, 0)
-    assert [window[0] // 20 for window in windows_of(batch, settings)] == [6, 0, 3, 1]
-    for array in (batch.items, batch.places, batch.segments, batch.positions, batch.targets):
+    minibatch = make_minibatch(prepared, users, settings, 0, 0)
+    assert [window[0] // 20 for window in windows_of(minibatch, settings)] == [6, 0, 3, 1]
+    for array in (
+        minibatch.items,
+        minibatch.places,
+        minibatch.segments,
+        minibatch.positions,
+        minibatch.targets,
+    ):
         assert array.dtype == np.int64
         assert array.flags.c_contiguous
     # Windows of 7, 2, 7 and 3 items; of each, SASRec's last is only a target.
     widest = LENGTH if architecture == "sasrec" else LENGTH + 1
-    assert batch.items.shape == batch.places.shape == batch.segments.shape == (3, widest)
-    assert (batch.segments >= 0).sum() == (15 if architecture == "sasrec" else 19)
-    assert batch.segments.min() == -1
+    assert (
+        minibatch.items.shape == minibatch.places.shape == minibatch.segments.shape == (3, widest)
+    )
+    assert (minibatch.segments >= 0).sum() == (15 if architecture == "sasrec" else 19)
+    assert minibatch.segments.min() == -1
 
 
 @pytest.mark.parametrize("num_heads", [1, 2])
@@ -148,15 +156,17 @@ def test_a_packed_history_is_encoded_as_if_alone(architecture: str, num_heads: i
         architecture=architecture, length=LENGTH, num_blocks=2, num_heads=num_heads
     )
     model = shaken(build_model(settings.model, prepared.codes, prepared.num_sub_items))
-    batch = make_batch(prepared, np.array([6, 0, 3, 1, 2, 5]), settings, 0, 0)
-    assert len(batch.items) < 6
-    packed = [torch.from_numpy(array) for array in (batch.items, batch.places, batch.segments)]
+    minibatch = make_minibatch(prepared, np.array([6, 0, 3, 1, 2, 5]), settings, 0, 0)
+    assert len(minibatch.items) < 6
+    packed = [
+        torch.from_numpy(array) for array in (minibatch.items, minibatch.places, minibatch.segments)
+    ]
     with torch.no_grad():
         states = model.forward_packed(*packed).flatten(0, 1)
         assert torch.isfinite(states).all()  # in the padding too
         for history in range(6):
-            rows = rows_of(batch, history)
-            items = torch.from_numpy(batch.items.flat[rows]).unsqueeze(0)
+            rows = rows_of(minibatch, history)
+            items = torch.from_numpy(minibatch.items.flat[rows]).unsqueeze(0)
             alone = model(items, torch.tensor([len(rows)]))[0]
             torch.testing.assert_close(states[rows], alone, rtol=0.0, atol=4e-6)
 
@@ -167,9 +177,9 @@ def test_bert4rec_masks_about_the_share_asked_for(share: float) -> None:
     settings = settings_of(architecture="bert4rec", length=19, mask_share=share)
     masked, only_last = [], 0
     for number in range(40):
-        batch = make_batch(prepared, np.arange(60), settings, 0, number)
-        assert batch.items.shape == (60, 20)  # all are full
-        is_masked = batch.items == MASK
+        minibatch = make_minibatch(prepared, np.arange(60), settings, 0, number)
+        assert minibatch.items.shape == (60, 20)  # all are full
+        is_masked = minibatch.items == MASK
         alone = (is_masked.sum(1) == 1) & is_masked[:, -1]
         only_last += int(alone.sum())
         masked.extend(is_masked[~alone].mean(1).tolist())
@@ -179,7 +189,7 @@ def test_bert4rec_masks_about_the_share_asked_for(share: float) -> None:
     assert np.mean(masked) == pytest.approx(share, abs=0.02)
 
 
-def same(first: Batch, second: Batch) -> bool:
+def same(first: Minibatch, second: Minibatch) -> bool:
     return all(
         np.array_equal(getattr(first, name), getattr(second, name))
         for name in ("items", "places", "segments", "positions", "targets")
@@ -187,16 +197,16 @@ def same(first: Batch, second: Batch) -> bool:
 
 
 @BOTH
-def test_a_batch_depends_on_seed_epoch_and_number_alone(architecture: str) -> None:
+def test_a_minibatch_depends_on_seed_epoch_and_number_alone(architecture: str) -> None:
     prepared, users = cycle(30, 40, 30), np.arange(30)
     settings = settings_of(architecture=architecture, length=LENGTH, windows="random")
     other_seed = settings.with_values({"seed": 1})
-    batch = make_batch(prepared, users, settings, 2, 3)
-    assert same(batch, make_batch(prepared, users, settings, 2, 3))
-    assert not same(batch, make_batch(prepared, users, settings, 2, 4))
-    assert not same(batch, make_batch(prepared, users, settings, 3, 3))
-    assert not same(batch, make_batch(prepared, users, settings, 3, 2))
-    assert not same(batch, make_batch(prepared, users, other_seed, 2, 3))
+    minibatch = make_minibatch(prepared, users, settings, 2, 3)
+    assert same(minibatch, make_minibatch(prepared, users, settings, 2, 3))
+    assert not same(minibatch, make_minibatch(prepared, users, settings, 2, 4))
+    assert not same(minibatch, make_minibatch(prepared, users, settings, 3, 3))
+    assert not same(minibatch, make_minibatch(prepared, users, settings, 3, 2))
+    assert not same(minibatch, make_minibatch(prepared, users, other_seed, 2, 3))
 
 
 def test_an_epoch_shows_every_user_at_most_once() -> None:

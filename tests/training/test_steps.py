@@ -14,7 +14,7 @@ from recprune import InputError
 from recprune.models.sequence_model import build_model, encode_histories
 from recprune.training.checkpoint import load_model
 from recprune.training.loop import train
-from recprune.training.minibatches import Batch, make_batch, padded_batch
+from recprune.training.minibatches import Minibatch, make_minibatch, padded_minibatch
 from recprune.training.steps import make_step
 from tests.preparation.test_prepared import cycle
 from tests.training.test_minibatches import BOTH, consecutive, settings_of
@@ -23,17 +23,17 @@ torch.set_num_threads(1)  # of tiny models, threads would only wait for each oth
 
 
 @BOTH
-def test_a_padded_batch_holds_the_same_and_padding(architecture: str) -> None:
+def test_a_padded_minibatch_holds_the_same_and_padding(architecture: str) -> None:
     settings = settings_of(architecture=architecture)
-    batch = make_batch(consecutive(), np.arange(8), settings, 0, 0)
-    padded = padded_batch(batch, rows=4, predictions=32)
-    rows, count = len(batch.items), len(batch.targets)
+    minibatch = make_minibatch(consecutive(), np.arange(8), settings, 0, 0)
+    padded = padded_minibatch(minibatch, rows=4, predictions=32)
+    rows, count = len(minibatch.items), len(minibatch.targets)
     assert len(padded.items) % 4 == len(padded.targets) % 32 == 0
     assert 0 <= len(padded.items) - rows < 4
-    for before, after in zip(batch.arrays()[:3], padded.arrays()[:3], strict=True):
+    for before, after in zip(minibatch.arrays()[:3], padded.arrays()[:3], strict=True):
         assert np.array_equal(after[:rows], before)
-    assert np.array_equal(padded.positions[:count], batch.positions)
-    assert np.array_equal(padded.targets[:count], batch.targets)
+    assert np.array_equal(padded.positions[:count], minibatch.positions)
+    assert np.array_equal(padded.targets[:count], minibatch.targets)
     assert (padded.targets[count:] == -1).all()
     assert (padded.segments[rows:] == -1).all()
 
@@ -45,22 +45,22 @@ def test_padding_changes_neither_loss_nor_weights(
 ) -> None:
     prepared = consecutive()
     settings = settings_of(architecture=architecture, dropout=0.0, pruning_weight=pruning_weight)
-    batch = make_batch(prepared, np.arange(8), settings, 0, 0)
+    minibatch = make_minibatch(prepared, np.arange(8), settings, 0, 0)
 
     def same_negatives(_: int, shape: tuple[int, int], device: torch.device) -> Tensor:
         return torch.arange(shape[1], device=device).expand(shape)
 
     monkeypatch.setattr(torch, "randint", same_negatives)
 
-    def one_step(shown: Batch) -> tuple[float, list[Tensor]]:
+    def one_step(shown: Minibatch) -> tuple[float, list[Tensor]]:
         torch.manual_seed(0)
         model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
         optimiser = torch.optim.SGD(model.parameters(), 0.1)  # Adam would magnify rounding
         step = make_step(model, optimiser, settings, torch.device("cpu"), compiled=False)
         return float(step(shown, 0, 0)), [value.detach() for value in model.parameters()]
 
-    loss, weights = one_step(batch)
-    padded_loss, padded_weights = one_step(padded_batch(batch, rows=8, predictions=64))
+    loss, weights = one_step(minibatch)
+    padded_loss, padded_weights = one_step(padded_minibatch(minibatch, rows=8, predictions=64))
     assert padded_loss == pytest.approx(loss, rel=1e-5)
     for before, after in zip(weights, padded_weights, strict=True):
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-6)

@@ -37,7 +37,7 @@ from recprune.training.checkpoint import (
     training_tensors,
 )
 from recprune.training.distributed import ALONE, Workers
-from recprune.training.minibatches import epoch_users, make_batch
+from recprune.training.minibatches import epoch_users, make_minibatch
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
 from recprune.training.steps import SharedStep, Step, make_step
@@ -175,8 +175,8 @@ def train(
             losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=chosen)
             for number in range(state.batch, num_batches):
                 batch_users = users[number * size : (number + 1) * size]
-                batch = make_batch(prepared, batch_users, settings, state.epoch, number)
-                loss = step(batch, state.epoch, number)
+                minibatch = make_minibatch(prepared, batch_users, settings, state.epoch, number)
+                loss = step(minibatch, state.epoch, number)
                 losses += loss
                 if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
                     _refuse_nan(float(losses), state, number)

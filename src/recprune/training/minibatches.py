@@ -18,10 +18,10 @@ _ONLY_LAST = 0.25
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Minibatch:
     """Histories, several to a row, and the positions where something is to be predicted.
 
-    Most histories are short: one to a row, most of a batch would be padding.
+    Most histories are short: one to a row, most of a minibatch would be padding.
     """
 
     items: Int64Array  # [rows, longest], MASK where a bert4rec fills in
@@ -46,10 +46,10 @@ def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Arra
     return shuffled[: training.batches_per_epoch * training.batch_size]
 
 
-def make_batch(
+def make_minibatch(
     prepared: Prepared, users: Int64Array, settings: Settings, epoch: int, number: int
-) -> Batch:
-    """Return the batch with the given number of an epoch."""
+) -> Minibatch:
+    """Return the minibatch with the given number of an epoch."""
     rng = stream_generator(settings.training.seed, Stream.WINDOWS, epoch, number)
     most = settings.model.length + 1  # one is only a target
     starts = prepared.offsets[users]
@@ -76,40 +76,42 @@ def make_batch(
     return _pack(windows, lengths, most, np.flatnonzero(masked), targets)
 
 
-def padded_batch(batch: Batch, rows: int, predictions: int) -> Batch:
-    """Return a batch with so much padding that its shape is a multiple of the given one."""
-    more_rows = -len(batch.items) % rows
-    more = -len(batch.targets) % predictions
+def padded_minibatch(minibatch: Minibatch, rows: int, predictions: int) -> Minibatch:
+    """Return a minibatch with so much padding that its shape is a multiple of the given one."""
+    more_rows = -len(minibatch.items) % rows
+    more = -len(minibatch.targets) % predictions
     below, after = ((0, more_rows), (0, 0)), (0, more)
-    return Batch(
-        np.pad(batch.items, below),
-        np.pad(batch.places, below),
-        np.pad(batch.segments, below, constant_values=-1),
-        np.pad(batch.positions, after),
-        np.pad(batch.targets, after, constant_values=-1),
+    return Minibatch(
+        np.pad(minibatch.items, below),
+        np.pad(minibatch.places, below),
+        np.pad(minibatch.segments, below, constant_values=-1),
+        np.pad(minibatch.positions, after),
+        np.pad(minibatch.targets, after, constant_values=-1),
     )
 
 
-def batch_part(batch: Batch, part: int, parts: int) -> tuple[Batch, Int64Array]:
-    """Return one of several parts of a batch, and which of its predictions that part has.
+def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibatch, Int64Array]:
+    """Return one of several parts of a minibatch, and which of its predictions that part has.
 
     The parts are runs of rows, as equal as can be; of few rows, some are empty.
     """
-    num_rows, width = batch.items.shape
+    num_rows, width = minibatch.items.shape
     first, last = num_rows * part // parts, num_rows * (part + 1) // parts
-    kept = np.flatnonzero((batch.positions >= first * width) & (batch.positions < last * width))
-    return Batch(
-        batch.items[first:last],
-        batch.places[first:last],
-        batch.segments[first:last],
-        batch.positions[kept] - first * width,
-        batch.targets[kept],
+    kept = np.flatnonzero(
+        (minibatch.positions >= first * width) & (minibatch.positions < last * width)
+    )
+    return Minibatch(
+        minibatch.items[first:last],
+        minibatch.places[first:last],
+        minibatch.segments[first:last],
+        minibatch.positions[kept] - first * width,
+        minibatch.targets[kept],
     ), kept
 
 
 def _pack(
     items: Int64Array, lengths: Int64Array, width: int, predicted: Int64Array, targets: Int64Array
-) -> Batch:
+) -> Minibatch:
     """Lay histories, given one after the other, out in rows of at most `width` items."""
     rows, starts = _fit(lengths.tolist(), width)
     shape = (int(rows.max()) + 1, width)
@@ -119,7 +121,7 @@ def _pack(
     packed.flat[flat] = items
     places.flat[flat] = _ranges(width - lengths, lengths)
     segments.flat[flat] = np.repeat(np.arange(len(lengths)), lengths)
-    return Batch(packed, places, segments, flat[predicted], targets)
+    return Minibatch(packed, places, segments, flat[predicted], targets)
 
 
 def _fit(lengths: list[int], width: int) -> tuple[Int64Array, Int64Array]:

@@ -1,6 +1,6 @@
-"""One training step: from a batch to changed weights. On a GPU, recorded once and replayed.
+"""One training step: from a minibatch to changed weights. On a GPU, recorded once and replayed.
 
-Several workers take a step together: each its part of the batch, and all the same in the end.
+Several workers take a step together: each its part of the minibatch, and all the same in the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from recprune.models.losses import agreement, bce, concentration, gbce, gbce_bet
 from recprune.models.sequence_model import SequenceModel
 from recprune.models.settings import Settings, TrainingSettings
 from recprune.training.distributed import Workers
-from recprune.training.minibatches import Batch, batch_part, padded_batch
+from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
 from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
 
@@ -21,10 +21,10 @@ with needs_extra("train"):
     import torch
     from torch import Tensor
 
-# A batch, its epoch and its number → its loss, which the next step may write over.
-Step = Callable[[Batch, int, int], Tensor]
+# A minibatch, its epoch and its number → its loss, which the next step may write over.
+Step = Callable[[Minibatch, int, int], Tensor]
 
-# A batch is padded to a multiple of these on a GPU, so that few different shapes come along.
+# A minibatch is padded to a multiple of these on a GPU, so that few different shapes come along.
 _ROWS, _PREDICTIONS = 8, 1024
 
 
@@ -35,7 +35,7 @@ def make_step(
     device: torch.device,
     compiled: bool,
 ) -> Step:
-    """Return the function that takes one step with a batch and returns its loss."""
+    """Return the function that takes one step with a minibatch and returns its loss."""
     loss_sum = _loss_sum(model, settings.training, device)
     draws = settings.training.num_negatives
 
@@ -63,30 +63,30 @@ def make_step(
 
     if device.type != "cuda":
 
-        def on_processor(batch: Batch, epoch: int, number: int) -> Tensor:
+        def on_processor(minibatch: Minibatch, epoch: int, number: int) -> Tensor:
             torch.default_generator.manual_seed(
                 torch_seed(settings.training.seed, Stream.STEP, epoch, number)
             )
-            return step(*(torch.from_numpy(array) for array in batch.arrays()))
+            return step(*(torch.from_numpy(array) for array in minibatch.arrays()))
 
         return on_processor
     replayed = _Replayed(step, device)
 
-    def on_gpu(batch: Batch, epoch: int, number: int) -> Tensor:
+    def on_gpu(minibatch: Minibatch, epoch: int, number: int) -> Tensor:
         torch.cuda.manual_seed(torch_seed(settings.training.seed, Stream.STEP, epoch, number))
-        padded = padded_batch(batch, _ROWS, _PREDICTIONS)
+        padded = padded_minibatch(minibatch, _ROWS, _PREDICTIONS)
         return replayed(*(torch.from_numpy(array) for array in padded.arrays()))
 
     return on_gpu
 
 
 class SharedStep:
-    """A step that several workers take together, with the mathematics of one who is alone.
+    """A step that several workers take together, with the mathematics of one worker alone.
 
-    Each adds up the loss of its part of the batch, over the count of the whole. So the sum of their
-    gradients is the gradient of the batch; it travels in one buffer, together with the loss and the
-    question whether anybody was asked to stop. Negatives are those of one worker: each draws all of
-    them and keeps its own. Nothing is recorded on a GPU.
+    Each adds up the loss of its part of the minibatch, over the count of the whole. So the sum of
+    their gradients is the gradient of the minibatch; it travels in one buffer, together with the
+    loss and whether any worker was asked to stop. Negatives are those of one worker: each draws all
+    of them and keeps its own. Nothing is recorded on a GPU.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class SharedStep:
             parameter.grad = gradient.view_as(parameter)
         self._stop_asked = False
 
-    def __call__(self, batch: Batch, epoch: int, number: int) -> Tensor:
-        """Take one step, and return the loss of the whole batch."""
+    def __call__(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
+        """Take one step, and return the loss of the whole minibatch."""
         self._buffer.zero_()
-        self._add_part(batch, epoch, number)
+        self._add_part(minibatch, epoch, number)
         self._asked.fill_(self._asked_to_stop())
         self._workers.add(self._buffer)
         self._stop_asked = bool(self._asked > 0)
@@ -131,11 +131,11 @@ class SharedStep:
         """Return whether anybody had been asked to stop before the last step."""
         return self._stop_asked
 
-    def _add_part(self, batch: Batch, epoch: int, number: int) -> None:
-        part, kept = batch_part(batch, self._workers.rank, self._workers.count)
+    def _add_part(self, minibatch: Minibatch, epoch: int, number: int) -> None:
+        part, kept = minibatch_part(minibatch, self._workers.rank, self._workers.count)
         if not len(kept):
             return
-        count = len(batch.targets)
+        count = len(minibatch.targets)
         # On a GPU the numbers depend on how many are drawn, and one alone draws for padding too.
         draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
         seed = self._settings.training.seed
