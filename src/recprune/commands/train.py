@@ -128,7 +128,7 @@ def _join(parsed: argparse.Namespace, workers: Workers) -> None:
 
 
 def _train(parsed: argparse.Namespace, workers: Workers) -> None:
-    settings = Settings.from_json(workers.tell(lambda: _settings(parsed).to_json()))
+    settings = Settings.from_json(workers.run_on_first(lambda: _settings(parsed).to_json()))
     prepared = Prepared.load(parsed.prepared)
     device = find_device(parsed.device, workers)
     if workers.is_first:

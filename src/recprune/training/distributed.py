@@ -1,7 +1,7 @@
-"""Several workers that train one model: who they are, and what they say to each other.
+"""Several workers that train one model: which one this is, and what they send each other.
 
-All of it goes through torch.distributed: gloo between processors, NCCL between GPUs. Alone, nothing
-is said to anybody.
+All of it goes through torch.distributed: gloo between processors, NCCL between GPUs. A worker alone
+sends nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LostWorkerError(RecpruneError):
 
 
 class SharedError(RecpruneError):
-    """What went wrong at the first worker, as the others hear it: it need not be said twice."""
+    """What went wrong at the first worker, raised at the others: it need not be reported twice."""
 
 
 @dataclass(frozen=True)
@@ -45,58 +45,58 @@ class Workers:
 
     rank: int = 0
     count: int = 1
-    local_rank: int = 0  # among those of this machine: which GPU is its own
+    local_rank: int = 0  # among the workers of this machine: which GPU is its own
 
     @property
     def is_first(self) -> bool:
-        """Whether this one speaks, reads and writes for all."""
+        """Whether this worker reads, writes and reports for all."""
         return self.rank == 0
 
-    def add(self, buffer: Tensor) -> None:
+    def all_reduce(self, buffer: Tensor) -> None:
         """Put the sum of all workers' buffers into each of them."""
-        with self._in_touch():
+        with self._connected():
             dist.all_reduce(buffer)
 
-    def spread(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Put the first worker's tensors into those of all others."""
-        with self._in_touch():
+        with self._connected():
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def tell(self, work: Callable[[], Json]) -> Json:
-        """Let the first worker do something, and return to all what came of it.
+    def run_on_first(self, work: Callable[[], Json]) -> Json:
+        """Run something at the first worker alone, and return its result at all.
 
-        If it fails there, it fails everywhere, so that nobody waits in vain.
+        If it fails there, it fails everywhere, so that no worker waits in vain.
         """
         if self.count == 1:
             return work()
         if not self.is_first:
-            heard: Json = json.loads(self._hear(b""))
-            if "failed" in heard:
-                raise SharedError(heard["failed"])
-            done: Json = heard["done"]
+            outcome: Json = json.loads(self._broadcast_bytes(b""))
+            if "failed" in outcome:
+                raise SharedError(outcome["failed"])
+            done: Json = outcome["done"]
             return done
         try:
             done = work()
         except (RecpruneError, OSError, MemoryError) as error:
-            self._hear(json.dumps({"failed": str(error)}).encode())
+            self._broadcast_bytes(json.dumps({"failed": str(error)}).encode())
             raise
-        self._hear(json.dumps({"done": done}).encode())
+        self._broadcast_bytes(json.dumps({"done": done}).encode())
         return done
 
-    def _hear(self, message: bytes) -> bytes:
-        """Return the message of the first worker."""
+    def _broadcast_bytes(self, message: bytes) -> bytes:
+        """Return the message of the first worker; what the others pass is ignored."""
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL knows nothing else
         size = torch.tensor(len(message), device=device)
-        self.spread([size])
+        self.broadcast([size])
         content = torch.zeros(int(size), dtype=torch.uint8, device=device)
         if self.is_first:
             content = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
-        self.spread([content])
+        self.broadcast([content])
         return content.cpu().numpy().tobytes()
 
     @contextmanager
-    def _in_touch(self) -> Iterator[None]:
+    def _connected(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:

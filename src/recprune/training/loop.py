@@ -112,12 +112,12 @@ def train(
     )
     checksum = prepared.checksum()
     begin = partial(_begin, folder, settings, checksum, model, optimiser, resume)
-    told = workers.tell(lambda: {"state": asdict(begin()), "checksum": checksum})
-    if told["checksum"] != checksum:
+    outcome = workers.run_on_first(lambda: {"state": asdict(begin()), "checksum": checksum})
+    if outcome["checksum"] != checksum:
         raise InputError("the prepared log is not the one that the first worker has")
-    state = State(**told["state"])
+    state = State(**outcome["state"])
     if workers.count > 1:
-        workers.spread(training_tensors(model, optimiser, state))
+        workers.broadcast(training_tensors(model, optimiser, state))
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
@@ -195,8 +195,8 @@ def train(
             seconds = max(time.monotonic() - epoch_begun, 1e-9)
             speed = (num_batches - first_number) / seconds
             finish = partial(finish_epoch, float(losses) / num_batches, num_batches, speed)
-            told = workers.tell(finish)
-            state, time_is_up = State(**told["state"]), told["time_is_up"]
+            outcome = workers.run_on_first(finish)
+            state, time_is_up = State(**outcome["state"]), outcome["time_is_up"]
     return state
 
 

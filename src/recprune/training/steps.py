@@ -120,7 +120,7 @@ class SharedStep:
         self._buffer.zero_()
         self._add_part(minibatch, epoch, number)
         self._asked.fill_(self._asked_to_stop())
-        self._workers.add(self._buffer)
+        self._workers.all_reduce(self._buffer)
         self._stop_asked = bool(self._asked > 0)
         if self._settings.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.training.clip_norm)
