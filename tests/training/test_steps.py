@@ -15,7 +15,7 @@ from recprune.models.sequence_model import build_model, encode_histories
 from recprune.training.checkpoint import load_model
 from recprune.training.loop import train
 from recprune.training.minibatches import Minibatch, make_minibatch, padded_minibatch
-from recprune.training.steps import make_step
+from recprune.training.steps import SingleStep
 from tests.preparation.test_prepared import cycle
 from tests.training.test_minibatches import BOTH, consecutive, settings_of
 
@@ -56,7 +56,7 @@ def test_padding_changes_neither_loss_nor_weights(
         torch.manual_seed(0)
         model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
         optimiser = torch.optim.SGD(model.parameters(), 0.1)  # Adam would magnify rounding
-        step = make_step(model, optimiser, settings, torch.device("cpu"), compiled=False)
+        step = SingleStep(model, optimiser, settings, torch.device("cpu"), compiled=False)
         return float(step(shown, 0, 0)), [value.detach() for value in model.parameters()]
 
     loss, weights = one_step(minibatch)

@@ -1,7 +1,7 @@
 """Training, visible in one place: epochs, early stopping, checkpoints.
 
-Chance is drawn anew for every step from the seed and the number of the step, never carried along.
-So a run that was interrupted and resumed takes exactly the steps that it would have taken anyway.
+A run that was interrupted and resumed takes exactly the steps that it would have taken anyway: the
+checkpoint has all that is carried from step to step, and chance is not (`random_streams`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from recprune.training.distributed import ALONE, Workers
 from recprune.training.minibatches import epoch_users, make_minibatch
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
-from recprune.training.steps import SharedStep, Step, make_step
+from recprune.training.steps import SharedStep, SingleStep, Step
 from recprune.types import (
     InputError,
     InterruptedWorkError,
@@ -100,104 +100,173 @@ def train(
         raise InputError(
             f"{workers.count} workers for a batch_size of {size}: some would have nothing to do"
         )
-    folder = Path(out)
     chosen = find_device(device)
-    torch.manual_seed(settings.training.seed)
-    model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(chosen)
-    on_gpu = chosen.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(chosen)  # chance and streams are those of the current one
-    optimiser = torch.optim.Adam(
-        model.parameters(), settings.training.learning_rate, fused=on_gpu, capturable=on_gpu
-    )
-    checksum = prepared.checksum()
-    begin = partial(_begin, folder, settings, checksum, model, optimiser, resume)
-    outcome = workers.run_on_first(lambda: {"state": asdict(begin()), "checksum": checksum})
-    if outcome["checksum"] != checksum:
-        raise InputError("the prepared log is not the one that the first worker has")
-    state = State(**outcome["state"])
-    if workers.count > 1:
-        workers.broadcast(training_tensors(model, optimiser, state))
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")
-
-    def save() -> None:
-        save_checkpoint(folder / CHECKPOINT, settings, checksum, model, optimiser, state)
-
-    def save_within(number: int) -> None:
-        _refuse_nan(float(losses), state, number)
-        state.batch, state.loss_sum = number + 1, float(losses)
-        state.seconds = time.monotonic() - begun
-        save()
-
-    def finish_epoch(loss: float, num_batches: int, steps_per_second: float) -> Json:
-        """Judge an epoch, keep what it brought, and return where the training stands."""
-        ndcg = validation_ndcg(model, prepared, settings)
-        # As long as nothing at all is found, and without validation users, the newest is best.
-        best = ndcg > state.best_ndcg or ndcg == 0.0 == state.best_ndcg
-        state.epochs_without_best = 0 if best else state.epochs_without_best + 1
-        state.best_ndcg = max(ndcg, state.best_ndcg)
-        state.steps += num_batches
-        state.seconds = time.monotonic() - begun
-        report = EpochReport(
-            state.epoch + 1, loss, ndcg, best, state.steps, steps_per_second, state.seconds
-        )
-        state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
-        if best:
-            save_model(folder, settings, model, checksum, ndcg)
-        _append_line(folder / EPOCHS, report)
-        on_epoch(report)
-        time_is_up = time.monotonic() - started >= max_seconds
-        if time_is_up or _is_finished(state, settings) or not (folder / CHECKPOINT).exists():
-            save()
-        return {"state": asdict(state), "time_is_up": time_is_up}
-
-    started = saved_at = time.monotonic()
-    begun = started - state.seconds
-    time_is_up = False
+    training = _Training(prepared, settings, Path(out), chosen)
+    training.begin(resume, workers)
+    saved_at = time.monotonic()
+    ends_at, time_is_up = saved_at + max_seconds, False
     with _interruptible() as asked_to_stop:
-        step: Step
-        if workers.count == 1:
-            step, stop_asked = (
-                make_step(model, optimiser, settings, chosen, compiled),
-                asked_to_stop,
-            )
-        else:
-            step = shared = SharedStep(
-                model, optimiser, settings, chosen, compiled, workers, asked_to_stop
-            )
-            stop_asked = shared.stop_asked
-        while not _is_finished(state, settings) and not time_is_up:
-            users = epoch_users(prepared, settings, state.epoch)
-            num_batches = -(-len(users) // size)
-            epoch_begun, first_number = time.monotonic(), state.batch
-            model.train()
-            losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=chosen)
-            for number in range(state.batch, num_batches):
-                batch_users = users[number * size : (number + 1) * size]
-                minibatch = make_minibatch(prepared, batch_users, settings, state.epoch, number)
-                loss = step(minibatch, state.epoch, number)
-                losses += loss
-                if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_batches - 1:
-                    _refuse_nan(float(losses), state, number)
+        step, stop_asked = _make_step(training, compiled, workers, asked_to_stop)
+        while not training.is_finished() and not time_is_up:
+            epoch, first_number = training.state.epoch, training.state.batch
+            users = epoch_users(prepared, settings, epoch)  # [users of the epoch]
+            num_steps = -(-len(users) // size)
+            epoch_begun = time.monotonic()
+            training.model.train()
+            loss_sum = torch.tensor(training.state.loss_sum, dtype=torch.float64, device=chosen)
+            for number in range(first_number, num_steps):
+                shown = users[number * size : (number + 1) * size]  # [batch_size], or fewer at last
+                minibatch = make_minibatch(prepared, shown, settings, epoch, number)
+                loss = step(minibatch, epoch, number)  # []
+                loss_sum += loss
+                if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_steps - 1:
+                    _refuse_nan(float(loss_sum), epoch, number)
                     if workers.is_first:
-                        on_steps(number + 1, num_batches, float(loss))
+                        on_steps(number + 1, num_steps, float(loss))
                 if workers.is_first and time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
-                    save_within(number)
+                    training.save_within_epoch(number, float(loss_sum))
                     saved_at = time.monotonic()
                 if stop_asked():
                     if workers.is_first:
-                        save_within(number)
+                        training.save_within_epoch(number, float(loss_sum))
                     raise InterruptedWorkError(
-                        f"interrupted in epoch {state.epoch + 1} after {number + 1} of "
-                        f"{num_batches} steps; all is saved: go on with --resume"
+                        f"interrupted in epoch {epoch + 1} after {number + 1} of "
+                        f"{num_steps} steps; all is saved: go on with --resume"
                     )
-            seconds = max(time.monotonic() - epoch_begun, 1e-9)
-            speed = (num_batches - first_number) / seconds
-            finish = partial(finish_epoch, float(losses) / num_batches, num_batches, speed)
+            speed = (num_steps - first_number) / max(time.monotonic() - epoch_begun, 1e-9)
+            mean_loss = float(loss_sum) / num_steps
+            finish = partial(training.finish_epoch, mean_loss, num_steps, speed, on_epoch, ends_at)
             outcome = workers.run_on_first(finish)
-            state, time_is_up = State(**outcome["state"]), outcome["time_is_up"]
-    return state
+            training.state, time_is_up = State(**outcome["state"]), outcome["time_is_up"]
+    return training.state
+
+
+class _Training:
+    """A training under way: what is trained, where it stands, and the folder that keeps it."""
+
+    def __init__(
+        self, prepared: Prepared, settings: Settings, folder: Path, device: torch.device
+    ) -> None:
+        self.prepared = prepared
+        self.settings = settings
+        self.folder = folder
+        self.device = device
+        self.checksum = prepared.checksum()
+        torch.manual_seed(settings.training.seed)
+        self.model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(device)
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)  # chance and streams are those of the current one
+            torch.set_float32_matmul_precision("high")
+        self.optimiser = torch.optim.Adam(
+            self.model.parameters(),
+            settings.training.learning_rate,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
+        self.state = State()
+        self._begun = time.monotonic()
+
+    def begin(self, resume: bool, workers: Workers) -> None:
+        """Put all workers where the first one begins: at its checkpoint, or at the start."""
+        outcome = workers.run_on_first(
+            lambda: {"state": asdict(self._first_state(resume)), "checksum": self.checksum}
+        )
+        if outcome["checksum"] != self.checksum:
+            raise InputError("the prepared log is not the one that the first worker has")
+        self.state = State(**outcome["state"])
+        if workers.count > 1:
+            workers.broadcast(training_tensors(self.model, self.optimiser, self.state))
+        self._begun = time.monotonic() - self.state.seconds
+
+    def is_finished(self) -> bool:
+        training = self.settings.training
+        enough = self.state.epochs_without_best >= training.patience
+        return enough or self.state.epoch >= training.max_epochs
+
+    def seconds(self) -> float:
+        """Return how long the training has taken, earlier runs included."""
+        return time.monotonic() - self._begun
+
+    def save(self) -> None:
+        save_checkpoint(
+            self.folder / CHECKPOINT,
+            self.settings,
+            self.checksum,
+            self.model,
+            self.optimiser,
+            self.state,
+        )
+
+    def save_within_epoch(self, number: int, loss_sum: float) -> None:
+        """Save after the step of that number."""
+        _refuse_nan(loss_sum, self.state.epoch, number)
+        self.state.batch, self.state.loss_sum = number + 1, loss_sum
+        self.state.seconds = self.seconds()
+        self.save()
+
+    def finish_epoch(
+        self,
+        loss: float,
+        num_steps: int,
+        steps_per_second: float,
+        on_epoch: Report,
+        ends_at: float,
+    ) -> Json:
+        """Judge an epoch, keep what it brought, and return where the training stands."""
+        state = self.state
+        ndcg_10 = validation_ndcg(self.model, self.prepared, self.settings)
+        # As long as nothing at all is found, and without validation users, the newest is best.
+        best = ndcg_10 > state.best_ndcg or ndcg_10 == 0.0 == state.best_ndcg
+        state.epochs_without_best = 0 if best else state.epochs_without_best + 1
+        state.best_ndcg = max(ndcg_10, state.best_ndcg)
+        state.steps += num_steps
+        state.seconds = self.seconds()
+        state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
+        report = EpochReport(
+            state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds
+        )
+        if best:
+            save_model(self.folder, self.settings, self.model, self.checksum, ndcg_10)
+        _append_line(self.folder / EPOCHS, report)
+        on_epoch(report)
+        time_is_up = time.monotonic() >= ends_at
+        if time_is_up or self.is_finished() or not (self.folder / CHECKPOINT).exists():
+            self.save()
+        return {"state": asdict(state), "time_is_up": time_is_up}
+
+    def _first_state(self, resume: bool) -> State:
+        """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = self.folder / CHECKPOINT
+        if resume:
+            state = load_checkpoint(
+                checkpoint, self.settings, self.checksum, self.model, self.optimiser
+            )
+            _keep_lines(self.folder / EPOCHS, state.epoch)
+            return state
+        if (self.folder / MANIFEST).exists():
+            raise InputError(
+                f"{self.folder}: holds something else that recprune saved: take another folder"
+            )
+        if checkpoint.exists():
+            raise InputError(
+                f"{self.folder}: holds a training already: go on with --resume, or remove it"
+            )
+        _keep_lines(self.folder / EPOCHS, 0)
+        return State()
+
+
+def _make_step(
+    training: _Training, compiled: bool, workers: Workers, asked_to_stop: Callable[[], bool]
+) -> tuple[Step, Callable[[], bool]]:
+    """Return the step, and what says after it whether this worker, or any, was asked to stop."""
+    model, optimiser = training.model, training.optimiser
+    settings, device = training.settings, training.device
+    if workers.count == 1:
+        return SingleStep(model, optimiser, settings, device, compiled), asked_to_stop
+    shared = SharedStep(model, optimiser, settings, device, compiled, workers, asked_to_stop)
+    return shared, shared.stop_asked
 
 
 def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings) -> float:
@@ -231,39 +300,11 @@ def find_device(name: str, workers: Workers = ALONE) -> torch.device:
     return device
 
 
-def _begin(
-    folder: Path,
-    settings: Settings,
-    checksum: str,
-    model: SequenceModel,
-    optimiser: torch.optim.Adam,
-    resume: bool,
-) -> State:
-    """Return the state to begin with: that of the checkpoint, or a fresh one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / CHECKPOINT
-    if resume:
-        state = load_checkpoint(checkpoint, settings, checksum, model, optimiser)
-        _keep_lines(folder / EPOCHS, state.epoch)
-        return state
-    if (folder / MANIFEST).exists():
-        raise InputError(f"{folder}: holds something else that recprune saved: take another folder")
-    if checkpoint.exists():
-        raise InputError(f"{folder}: holds a training already: go on with --resume, or remove it")
-    _keep_lines(folder / EPOCHS, 0)
-    return State()
-
-
-def _is_finished(state: State, settings: Settings) -> bool:
-    training = settings.training
-    return state.epoch >= training.max_epochs or state.epochs_without_best >= training.patience
-
-
-def _refuse_nan(total: float, state: State, number: int) -> None:
+def _refuse_nan(total: float, epoch: int, number: int) -> None:
     if not math.isfinite(total):
         first = max(0, number - _REPORT_EVERY + 1)
         raise RecpruneError(
-            f"the loss became {total} in epoch {state.epoch + 1}, between steps {first + 1} and "
+            f"the loss became {total} in epoch {epoch + 1}, between steps {first + 1} and "
             f"{number + 1}: try a lower learning_rate. What was saved before is whole"
         )
 

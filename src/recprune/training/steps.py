@@ -28,56 +28,53 @@ Step = Callable[[Minibatch, int, int], Tensor]
 _ROWS, _PREDICTIONS = 8, 1024
 
 
-def make_step(
-    model: SequenceModel,
-    optimiser: torch.optim.Optimizer,
-    settings: Settings,
-    device: torch.device,
-    compiled: bool,
-) -> Step:
-    """Return the function that takes one step with a minibatch and returns its loss."""
-    loss_sum = _loss_sum(model, settings.training, device)
-    draws = settings.training.num_negatives
+class SingleStep:
+    """A step that one worker takes alone; on a GPU recorded, and replayed."""
 
-    def compute(
-        items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
-    ) -> Tensor:
-        # Uniform, and drawn where they are needed.
-        shape = (len(targets), draws)
-        negatives = torch.randint(model.embedding.num_items, shape, device=device)
-        total = loss_sum(items, places, segments, positions, targets, negatives)
-        return total / (targets >= 0).sum()
+    def __init__(
+        self,
+        model: SequenceModel,
+        optimiser: torch.optim.Optimizer,
+        settings: Settings,
+        device: torch.device,
+        compiled: bool,
+    ) -> None:
+        self._optimiser = optimiser
+        self._settings = settings.training
+        self._device = device
+        self._num_items = model.embedding.num_items
+        self._parameters = list(model.parameters())
+        self._loss_sum = _loss_sum(model, settings.training, device)
+        self._loss = torch.compile(self._mean_loss, dynamic=True) if compiled else self._mean_loss
+        self._take = _Replayed(self._update, device) if device.type == "cuda" else self._update
 
-    if compiled:
-        compute = torch.compile(compute, dynamic=True)
-    parameters = list(model.parameters())
+    def __call__(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
+        """Take one step, and return the loss of the minibatch."""
+        seed = torch_seed(self._settings.seed, Stream.STEP, epoch, number)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+            minibatch = padded_minibatch(minibatch, _ROWS, _PREDICTIONS)
+        else:
+            torch.default_generator.manual_seed(seed)
+        return self._take(*(torch.from_numpy(array) for array in minibatch.arrays()))
 
-    def step(*arrays: Tensor) -> Tensor:
-        optimiser.zero_grad()
-        loss = compute(*arrays)
+    def _update(self, *arrays: Tensor) -> Tensor:
+        self._optimiser.zero_grad()
+        loss = self._loss(*arrays)
         loss.backward()  # type: ignore[no-untyped-call]
-        if settings.training.clip_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, settings.training.clip_norm)
-        optimiser.step()
+        if self._settings.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        self._optimiser.step()
         return loss.detach()
 
-    if device.type != "cuda":
-
-        def on_processor(minibatch: Minibatch, epoch: int, number: int) -> Tensor:
-            torch.default_generator.manual_seed(
-                torch_seed(settings.training.seed, Stream.STEP, epoch, number)
-            )
-            return step(*(torch.from_numpy(array) for array in minibatch.arrays()))
-
-        return on_processor
-    replayed = _Replayed(step, device)
-
-    def on_gpu(minibatch: Minibatch, epoch: int, number: int) -> Tensor:
-        torch.cuda.manual_seed(torch_seed(settings.training.seed, Stream.STEP, epoch, number))
-        padded = padded_minibatch(minibatch, _ROWS, _PREDICTIONS)
-        return replayed(*(torch.from_numpy(array) for array in padded.arrays()))
-
-    return on_gpu
+    def _mean_loss(
+        self, items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
+    ) -> Tensor:
+        # Uniform, and drawn where they are needed.
+        shape = (len(targets), self._settings.num_negatives)
+        negatives = torch.randint(self._num_items, shape, device=self._device)
+        total = self._loss_sum(items, places, segments, positions, targets, negatives)
+        return total / (targets >= 0).sum()
 
 
 class SharedStep:
