@@ -69,12 +69,12 @@ def target_ranks(
     model: SequenceModel,
     sequence_embeddings: Tensor,
     targets: Int32Array,
-    seen: Sequence[Int32Array] | None = None,
+    exclude: Sequence[Int32Array] | None = None,
     scores_at_once: int = 1 << 24,
 ) -> Int64Array:
     """Return how many items are ranked above each user's target, over the full catalogue.
 
-    The tie rule is that of the search. Items in `seen` do not count, unless they are the target.
+    The tie rule is that of the search. Items in `exclude` do not count, unless they are the target.
     Scores are computed for a part of the catalogue at a time, twice: first the targets' own.
     """
     embedding = model.embedding
@@ -93,12 +93,12 @@ def target_ranks(
         scores = embedding.scores_of_range(table, first, last)
         inside = (wanted >= first) & (wanted < last)
         own = torch.where(inside, scores[users, (wanted - first).clamp(0, last - first - 1)], own)
-    seen_users, seen_items = _flat_pairs(seen or [], device)
+    excluded_users, excluded_items = _flat_pairs(exclude or [], device)
     above = torch.zeros(num_users, dtype=torch.int64, device=device)
     for first, last in ranges:
         scores = embedding.scores_of_range(table, first, last)
-        inside = (seen_items >= first) & (seen_items < last)
-        scores[seen_users[inside], seen_items[inside] - first] = -torch.inf
+        inside = (excluded_items >= first) & (excluded_items < last)
+        scores[excluded_users[inside], excluded_items[inside] - first] = -torch.inf
         ids = torch.arange(first, last, device=device)
         # What is not certainly below counts as above: so a score that is not a number does.
         below = (scores < own[:, None]) | ((scores == own[:, None]) & (ids > wanted[:, None]))
@@ -141,9 +141,9 @@ def top_items(
     return ids.masked_fill(scores == -torch.inf, -1).cpu().numpy()
 
 
-def _flat_pairs(seen: Sequence[Int32Array], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return users and items, one pair for every item that a user has seen."""
-    lengths = [len(items) for items in seen]
-    users = np.repeat(np.arange(len(seen)), lengths)
-    items = np.concatenate([*seen, np.empty(0, np.int64)]).astype(np.int64)
+def _flat_pairs(exclude: Sequence[Int32Array], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return users and items, one pair for every item that is excluded for a user."""
+    lengths = [len(items) for items in exclude]
+    users = np.repeat(np.arange(len(exclude)), lengths)
+    items = np.concatenate([*exclude, np.empty(0, np.int64)]).astype(np.int64)
     return torch.from_numpy(users).to(device), torch.from_numpy(items).to(device)

@@ -228,7 +228,7 @@ def assign_pq(
     sample_size = min(num_items, max(sample_size, 32 * num_sub_items))
     sample = np.sort(random_generator(seed).permutation(num_items)[:sample_size])
     codes = np.empty((num_items, num_splits), code_dtype(num_sub_items))
-    centroids = np.empty((num_splits, num_sub_items, width // num_splits), np.float32)
+    sub_item_embeddings = np.empty((num_splits, num_sub_items, width // num_splits), np.float32)
 
     def quantise_split(split: int) -> tuple[float, float]:
         columns = slice(split * width // num_splits, (split + 1) * width // num_splits)
@@ -237,10 +237,10 @@ def assign_pq(
         mean = vectors.mean(axis=0, dtype=np.float64)
         vectors = (vectors - mean).astype(np.float32)
         rng = random_generator(seed, split)
-        centred = k_means(vectors[sample], num_sub_items, iterations, rng)
-        nearest, squared_errors = nearest_centroids(vectors, centred)
+        centroids = k_means(vectors[sample], num_sub_items, iterations, rng)
+        nearest, squared_errors = nearest_centroids(vectors, centroids)
         codes[:, split] = nearest
-        centroids[split] = centred + mean
+        sub_item_embeddings[split] = centroids + mean
         progress(f"split {split + 1} of {num_splits} quantised")
         spread = float(np.square(vectors, dtype=np.float64).sum())
         return float(squared_errors.sum(dtype=np.float64)), spread
@@ -252,7 +252,7 @@ def assign_pq(
     relative_error = error / spread if spread else 0.0
     settings = {"method": "pq", "seed": seed, "relative_error": relative_error}
     return QuantisedItems(
-        Codebook(codes, num_sub_items, item_ids, settings), centroids, relative_error
+        Codebook(codes, num_sub_items, item_ids, settings), sub_item_embeddings, relative_error
     )
 
 

@@ -277,8 +277,8 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     chosen = np.sort(shuffled[: settings.training.validation_users])
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
-    seen = histories if settings.training.exclude_seen else None
-    ranks = target_ranks(model, embeddings, targets.items[chosen], seen) + 1
+    exclude = histories if settings.training.exclude_seen else None
+    ranks = target_ranks(model, embeddings, targets.items[chosen], exclude) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0
 
