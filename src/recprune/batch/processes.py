@@ -19,6 +19,7 @@ from pathlib import Path
 
 from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import Plan
+from recprune.search.methods import native_settings
 from recprune.types import RecpruneError
 
 _DEATHS = 5  # of worker processes without a finished part between, until it is no accident
@@ -87,8 +88,9 @@ class _Worker:
 
     @classmethod
     def release(cls) -> None:
-        """Let go of the index while there is an interpreter: its module complains otherwise."""
+        """Drop all native objects while there is an interpreter: their module complains otherwise."""
         cls.writer = None
+        native_settings.cache_clear()
 
 
 def _start_worker(plan: Plan, out: str, leash: Connection) -> None:
