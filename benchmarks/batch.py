@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
-from recprune.batch.plan import BatchSettings, Plan, make_plan
-from recprune.batch.processes import write_parts_in_processes
+from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
 from recprune.preparation.prepared import Prepared
@@ -112,7 +112,7 @@ def _write_histories(prepared: Prepared, users: int | None, path: Path) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def _measure(plan: Plan, out: Path, workers: int) -> Run:
+def _measure(plan: BatchPlan, out: Path, workers: int) -> Run:
     load = os.getloadavg()[0]
     started = time.perf_counter()
     finished: list[tuple[float, PartReport]] = []

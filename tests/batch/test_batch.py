@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recprune import InputError, StorageError
+from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import opened_output, run_batch
 from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import BatchSettings, make_plan
-from recprune.batch.processes import write_parts_in_processes
 from recprune.recommender import Recommender
 from recprune.storage import MANIFEST
 from recprune.types import RecpruneError
@@ -435,7 +435,7 @@ def test_deaths_are_counted_from_the_last_finished_part(
         if len(given[2]) > 1:
             raise BrokenProcessPool
 
-    monkeypatch.setattr("recprune.batch.processes._write_in_one_pool", one_part_and_then_death)
+    monkeypatch.setattr("recprune.batch.in_processes._write_in_one_pool", one_part_and_then_death)
     reports = write_parts_in_processes(plan, tmp_path, range(plan.num_parts), 1)
     assert [report.part for report in reports] == list(range(10))
     assert len(calls) == 10
@@ -445,7 +445,9 @@ def test_workers_that_always_die_are_an_error(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(work.saved, work.source)
-    monkeypatch.setattr("recprune.batch.processes._work", os._exit)  # with the number of the part
+    monkeypatch.setattr(
+        "recprune.batch.in_processes._work", os._exit
+    )  # with the number of the part
     with pytest.raises(RecpruneError, match="worker processes were killed 5 times"):
         run_batch(
             plan,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from recprune.experiments.framework.experiment import Experiment, Plan
+from recprune.experiments.framework.experiment import Experiment, Setup
 from recprune.experiments.framework.machine import machine
 from recprune.experiments.framework.record import Record, load_record, save_record
 from recprune.experiments.framework.timing import (
@@ -69,9 +69,9 @@ def workload() -> Workload:
     return toy()
 
 
-def recorded(experiment: Experiment, plan: Plan, folder: Path) -> list[Record]:
+def recorded(experiment: Experiment, setup: Setup, folder: Path) -> list[Record]:
     """Run everything, and return what its files say."""
-    for part in experiment.parts(plan):
+    for part in experiment.parts(setup):
         record = Record(experiment.name, part.name, part.settings, machine(), part.run(no_progress))
         save_record(folder, record)
     return [load_record(path) for path in sorted(folder.glob(f"{experiment.name}.*.json"))]
@@ -88,8 +88,8 @@ def with_figures(record: Record, figures: Json) -> Record:
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_a_section_is_made_from_files_alone(experiment: Experiment, tmp_path: Path) -> None:
     workloads = (toy(model="sasrecjpq"), toy(seed=1), toy("other-log", "mine", seed=2))
-    plan = Plan((), workloads, (), quick=True, memory_bytes=1 << 30)
-    records = recorded(experiment, plan, tmp_path)
+    setup = Setup((), workloads, (), quick=True, memory_bytes=1 << 30)
+    records = recorded(experiment, setup, tmp_path)
     logs_only = experiment.name == "heat-map"
     assert len(records) == (2 if logs_only else 3)
     section = experiment.section(records)
@@ -108,7 +108,7 @@ def test_a_section_is_made_from_files_alone(experiment: Experiment, tmp_path: Pa
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_parts_say_what_they_depend_on(experiment: Experiment, workload: Workload) -> None:
     quick, full, other = (
-        experiment.parts(Plan((), (chosen,), (), quick=quick, memory_bytes=1 << 30))[0]
+        experiment.parts(Setup((), (chosen,), (), quick=quick, memory_bytes=1 << 30))[0]
         for chosen, quick in ((workload, True), (workload, False), (toy(seed=5), False))
     )
     assert len({json.dumps(part.settings) for part in (quick, full, other)}) == 3
@@ -174,8 +174,8 @@ def test_percentiles_need_queries() -> None:
 
 @pytest.fixture(scope="module")
 def rq1_record(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
-    (record,) = recorded(RQ1(), plan, tmp_path_factory.mktemp("rq1"))
+    setup = Setup((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(RQ1(), setup, tmp_path_factory.mktemp("rq1"))
     return record
 
 
@@ -446,8 +446,8 @@ def test_a_split_without_sub_items_left_is_not_taken_from() -> None:
 
 
 def test_difficulty_shows_users_by_cost(workload: Workload, tmp_path: Path) -> None:
-    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
-    (record,) = recorded(Difficulty(), plan, tmp_path)
+    setup = Setup((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(Difficulty(), setup, tmp_path)
     figures = record.figures
     fast, average, slow = (figures["shown"][name] for name in ("fast", "average", "slow"))
     assert fast["scored"] <= average["scored"] <= slow["scored"]
@@ -466,8 +466,8 @@ def test_difficulty_shows_users_by_cost(workload: Workload, tmp_path: Path) -> N
 
 
 def test_the_predictor_in_words(workload: Workload, tmp_path: Path) -> None:
-    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
-    (record,) = recorded(Difficulty(), plan, tmp_path)
+    setup = Setup((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(Difficulty(), setup, tmp_path)
 
     def words(**correlations: float | None) -> str:
         figures = copy.deepcopy(record.figures)
@@ -493,8 +493,8 @@ def test_the_predictor_in_words(workload: Workload, tmp_path: Path) -> None:
 
 def test_the_predictor_of_each_model_is_named(workload: Workload, tmp_path: Path) -> None:
     """What is best on average may be best for no model by itself."""
-    plan = Plan((), (workload,), (), quick=True, memory_bytes=1 << 30)
-    (record,) = recorded(Difficulty(), plan, tmp_path)
+    setup = Setup((), (workload,), (), quick=True, memory_bytes=1 << 30)
+    (record,) = recorded(Difficulty(), setup, tmp_path)
     records = []
     for model, own in (("sasrecjpq", "fall"), ("gsasrecjpq", "near")):
         figures = copy.deepcopy(record.figures) | {"model": model}

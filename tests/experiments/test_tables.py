@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recprune.data.interactions import read_interactions
-from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Plan
+from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Setup
 from recprune.experiments.framework.inputs import wanted_models
 from recprune.experiments.framework.record import Record, load_records, save_record
 from recprune.experiments.framework.workload import Workload
@@ -41,17 +41,17 @@ MACHINE = {"cpu": "a CPU", "cores": 2, "memory_gigabytes": 8.0}
 PLENTY = 8 << 30
 
 
-def plan_of(
+def setup_of(
     workloads: Sequence[Workload] = (),
     variants: Sequence[Workload] = (),
     logs: Sequence[LogFolder] = (),
-) -> Plan:
-    return Plan(tuple(logs), tuple(workloads), tuple(variants), quick=True, memory_bytes=PLENTY)
+) -> Setup:
+    return Setup(tuple(logs), tuple(workloads), tuple(variants), quick=True, memory_bytes=PLENTY)
 
 
-def records_of(experiment: Experiment, plan: Plan, folder: Path) -> list[Record]:
+def records_of(experiment: Experiment, setup: Setup, folder: Path) -> list[Record]:
     """Run all parts and read their figures back from disk."""
-    for part in experiment.parts(plan):
+    for part in experiment.parts(setup):
         figures = part.run(no_progress)
         save_record(folder, Record(experiment.name, part.name, part.settings, MACHINE, figures))
     return load_records(folder)
@@ -98,7 +98,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> LogFolder:
 
 
 def test_a_log_is_described_by_its_file(log: LogFolder, tmp_path: Path) -> None:
-    section = DatasetTable().section(records_of(DatasetTable(), plan_of(logs=[log]), tmp_path))
+    section = DatasetTable().section(records_of(DatasetTable(), setup_of(logs=[log]), tmp_path))
     row, *published = table_of(section)
     assert row["log"] == "tiny"
     assert (row["users"], row["items"], row["interactions"]) == ("3", "10", "20")
@@ -122,7 +122,7 @@ def test_without_its_file_a_log_is_described_by_what_was_prepared(
     log: LogFolder, tmp_path: Path
 ) -> None:
     both = [log, replace(log, name="prepared-only", source=None)]
-    section = DatasetTable().section(records_of(DatasetTable(), plan_of(logs=both), tmp_path))
+    section = DatasetTable().section(records_of(DatasetTable(), setup_of(logs=both), tmp_path))
     bare, whole, *_ = table_of(section)
     assert (bare.pop("log"), whole.pop("log")) == ("prepared-only", "tiny")
     assert (bare.pop("from"), bare.pop("to")) == ("", "")
@@ -136,7 +136,7 @@ def test_without_its_file_a_log_is_described_by_what_was_prepared(
 def test_a_log_of_the_paper_is_compared_with_the_published_figures(
     log: LogFolder, tmp_path: Path
 ) -> None:
-    records = records_of(DatasetTable(), plan_of(logs=[replace(log, name="gowalla")]), tmp_path)
+    records = records_of(DatasetTable(), setup_of(logs=[replace(log, name="gowalla")]), tmp_path)
     assert "gowalla is not the paper's Gowalla" in text_of(DatasetTable().section(records))
     size = {"users": 86_168, "items": 1_271_638, "interactions": 6_397_903}
     records[0].figures["statistics"] |= size
@@ -144,13 +144,13 @@ def test_a_log_of_the_paper_is_compared_with_the_published_figures(
 
 
 def test_a_part_depends_on_the_log(log: LogFolder, tmp_path: Path) -> None:
-    (before,) = DatasetTable().parts(plan_of(logs=[log]))
-    (again,) = DatasetTable().parts(plan_of(logs=[log]))
+    (before,) = DatasetTable().parts(setup_of(logs=[log]))
+    (again,) = DatasetTable().parts(setup_of(logs=[log]))
     assert before.settings == again.settings
     longer = tmp_path / "log.csv"
     assert log.source is not None
     longer.write_text(log.source.read_text() + "3,5,99999999\n")
-    (changed,) = DatasetTable().parts(plan_of(logs=[replace(log, source=longer)]))
+    (changed,) = DatasetTable().parts(setup_of(logs=[replace(log, source=longer)]))
     assert changed.settings != before.settings
 
 
@@ -241,7 +241,7 @@ SHARP = toy_workload("sharp", 2.0, {"pruning_loss": "agreement", "pruning_weight
 
 
 def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -> None:
-    (record,) = records_of(Prunable(), plan_of([VAGUE], [SHARP]), tmp_path)
+    (record,) = records_of(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
     base, variant = record.figures["models"]
     for entry, workload in ((base, VAGUE), (variant, SHARP)):
         every = workload.sequence_embeddings
@@ -277,7 +277,7 @@ def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -
 def test_a_negative_result_is_told_as_one(tmp_path: Path) -> None:
     base = replace(SHARP, model="gsasrecjpq", settings={})
     worse = replace(VAGUE, model="worse", settings=SHARP.settings)
-    (record,) = records_of(Prunable(), plan_of([base], [worse]), tmp_path)
+    (record,) = records_of(Prunable(), setup_of([base], [worse]), tmp_path)
     words = text_of(Prunable().section([record]))
     assert "For none of 1 variants `recjpqprune` scores fewer items" in words
     # Less work, but at a price that is more than chance.
@@ -289,7 +289,7 @@ def test_a_negative_result_is_told_as_one(tmp_path: Path) -> None:
 
 
 def test_slack_that_does_not_tell_the_work_is_said_not_to(tmp_path: Path) -> None:
-    (record,) = records_of(Prunable(), plan_of([VAGUE], [SHARP]), tmp_path)
+    (record,) = records_of(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
 
     def note() -> str:
         tables = [b for b in Prunable().section([record]).blocks if isinstance(b, Table)]
@@ -305,7 +305,7 @@ def test_what_else_differs_from_the_base_is_told(tmp_path: Path) -> None:
     training = {"pruning_loss": "agreement", "pruning_weight": 0.003, "max_epochs": 9, "seed": 7}
     variant = replace(SHARP, settings={"model": {"width": 64}, "training": training})
     assert differing(base, variant) == {"model.width": [32, 64], "training.seed": [None, 7]}
-    (record,) = records_of(Prunable(), plan_of([base], [variant]), tmp_path)
+    (record,) = records_of(Prunable(), setup_of([base], [variant]), tmp_path)
     words = text_of(Prunable().section([record]))
     assert "cannot be put down to it alone" in words
     assert (
@@ -319,7 +319,7 @@ def test_variants_are_compared_with_the_one_trained_as_long() -> None:
     other = replace(SHARP, model="other", settings={"training": {"pruning_weight": 0.0}})
 
     def compared(workloads: list[Workload], variants: list[Workload]) -> list[list[str]]:
-        parts = Prunable().parts(plan_of(workloads, variants))
+        parts = Prunable().parts(setup_of(workloads, variants))
         return [list(part.settings["workloads"]) for part in parts]
 
     assert compared([VAGUE], [SHARP]) == [["gsasrecjpq", "sharp"]]
@@ -331,7 +331,7 @@ def test_variants_are_compared_with_the_one_trained_as_long() -> None:
 
 def test_other_users_cannot_be_compared() -> None:
     other = replace(SHARP, targets=np.roll(SHARP.targets, 1))
-    (part,) = Prunable().parts(plan_of([VAGUE], [other]))
+    (part,) = Prunable().parts(setup_of([VAGUE], [other]))
     with pytest.raises(InputError, match=r"toy-sharp: its test users are not those of toy-gsasrec"):
         part.run(no_progress)
 
@@ -365,17 +365,17 @@ def test_recall_counts_what_was_found() -> None:
 def peer_records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("peers")
     other = replace(VAGUE, model="sasrecjpq")
-    return records_of(PeerTable(), plan_of([other, VAGUE]), folder)
+    return records_of(PeerTable(), setup_of([other, VAGUE]), folder)
 
 
 def test_peers_are_built_for_the_first_log_alone() -> None:
     elsewhere = replace(VAGUE, log="elsewhere")
     other = replace(elsewhere, model="sasrecjpq")
-    assert [part.name for part in PeerTable().parts(plan_of([VAGUE, elsewhere]))] == ["toy"]
-    parts = PeerTable().parts(plan_of([other, elsewhere, VAGUE]))
+    assert [part.name for part in PeerTable().parts(setup_of([VAGUE, elsewhere]))] == ["toy"]
+    parts = PeerTable().parts(setup_of([other, elsewhere, VAGUE]))
     assert [part.settings["workload"] for part in parts] == [elsewhere.checksum()]
-    assert PeerTable().parts(plan_of([other]))
-    assert not PeerTable().parts(plan_of([]))
+    assert PeerTable().parts(setup_of([other]))
+    assert not PeerTable().parts(setup_of([]))
 
 
 def test_every_peer_is_measured_or_accounted_for(peer_records: list[Record]) -> None:
@@ -425,9 +425,9 @@ def test_usearch_is_built_as_its_authors_have_it() -> None:
 
 
 def test_new_build_settings_make_a_new_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    (before,) = PeerTable().parts(plan_of([VAGUE]))
+    (before,) = PeerTable().parts(setup_of([VAGUE]))
     monkeypatch.setitem(FAMILIES, "faiss_hnsw", FaissHNSW(links=8))
-    (after,) = PeerTable().parts(plan_of([VAGUE]))
+    (after,) = PeerTable().parts(setup_of([VAGUE]))
     assert before.settings != after.settings
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from recprune.batch.parts import PartReport, PartWriter
-from recprune.batch.plan import Plan
+from recprune.batch.plan import BatchPlan
 from recprune.cluster import connected, say_if_busy
 from recprune.types import Progress, RecpruneError, no_progress
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_parts_on_ray(
-    plan: Plan,
+    plan: BatchPlan,
     out: str | Path,
     parts: Sequence[int],
     workers: int | None,
@@ -60,7 +60,7 @@ def write_parts_on_ray(
 
 
 def _answered(
-    plan: Plan, out: str | Path, parts: Sequence[int], workers: int | None
+    plan: BatchPlan, out: str | Path, parts: Sequence[int], workers: int | None
 ) -> ray.data.Dataset:
     """Return the answers to parts as a dataset, of which nothing is computed yet."""
     import ray.data
@@ -81,19 +81,19 @@ def _answered(
     )
 
 
-class _Process:
+class _RayWorkerState:
     """What a process of the cluster has loaded, for as long as it is given parts of one plan."""
 
-    given: tuple[Plan, str] | None = None
+    given: tuple[BatchPlan, str] | None = None
     writer: PartWriter | None = None
 
 
-def _answer_part(row: dict[str, Any], plan: Plan, out: str) -> dict[str, Any]:
+def _answer_part(row: dict[str, Any], plan: BatchPlan, out: str) -> dict[str, Any]:
     """Answer a part in a process of the cluster. Errors travel as data, with their message."""
     try:
-        if _Process.writer is None or _Process.given != (plan, out):
-            _Process.given, _Process.writer = (plan, out), PartWriter(plan, out)
-        said = asdict(_Process.writer.write(int(row["part"])))
+        if _RayWorkerState.writer is None or _RayWorkerState.given != (plan, out):
+            _RayWorkerState.given, _RayWorkerState.writer = (plan, out), PartWriter(plan, out)
+        said = asdict(_RayWorkerState.writer.write(int(row["part"])))
     except RecpruneError as error:
         said = {"error": f"on {socket.gethostname()}: {error}"}
     return {"report": json.dumps(said)}

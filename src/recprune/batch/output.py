@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TypeAlias
 
 from recprune.batch.parts import PartReport, finished_part, noted_sha256, part_name
-from recprune.batch.plan import Plan
+from recprune.batch.plan import BatchPlan
 from recprune.storage import MANIFEST, json_checksum, read_manifest, writing_file
 from recprune.types import VERSION, Json, Progress, StorageError, no_progress
 
 PLAN = "plan.json"
 _VERSION = 1
 
-WriteParts: TypeAlias = Callable[[Plan, str | Path, Sequence[int]], Iterator[PartReport]]
+WriteParts: TypeAlias = Callable[[BatchPlan, str | Path, Sequence[int]], Iterator[PartReport]]
 """An engine: answers the parts that it is given, and yields each report as its part is in place."""
 
 
 def run_batch(
-    plan: Plan,
+    plan: BatchPlan,
     out: str | Path,
     write_parts: WriteParts,
     on_part: Callable[[PartReport, bool], None] = lambda _, __: None,
@@ -57,7 +57,7 @@ def run_batch(
 
 @contextmanager
 def opened_output(
-    plan: Plan, out: str | Path, progress: Progress = no_progress
+    plan: BatchPlan, out: str | Path, progress: Progress = no_progress
 ) -> Iterator[dict[int, PartReport]]:
     """Claim a folder for a plan; give the parts that are finished already, on disk and whole.
 
@@ -79,7 +79,7 @@ def opened_output(
         os.close(descriptor)
 
 
-def _finished_parts(plan: Plan, folder: Path, progress: Progress) -> dict[int, PartReport]:
+def _finished_parts(plan: BatchPlan, folder: Path, progress: Progress) -> dict[int, PartReport]:
     """Return the parts that are on disk as they were written, and say which others are there."""
     known = _manifest_checksums(plan, folder)
     finished = {}
@@ -93,7 +93,7 @@ def _finished_parts(plan: Plan, folder: Path, progress: Progress) -> dict[int, P
     return finished
 
 
-def _manifest_checksums(plan: Plan, folder: Path) -> dict[str, str]:
+def _manifest_checksums(plan: BatchPlan, folder: Path) -> dict[str, str]:
     """Return the checksums of all parts by the manifest; none where there is none to be trusted."""
     try:
         manifest = read_manifest(folder)
@@ -119,7 +119,7 @@ def _lock(folder: Path, descriptor: int) -> None:
             raise StorageError(f"{folder}: another run is writing to it") from None
 
 
-def _claim(folder: Path, plan: Plan) -> None:
+def _claim(folder: Path, plan: BatchPlan) -> None:
     """Write the plan into an empty folder, or compare it with the one that is there."""
     path = folder / PLAN
     wanted = plan.to_json()
@@ -144,7 +144,7 @@ def _claim(folder: Path, plan: Plan) -> None:
     )
 
 
-def write_manifest(plan: Plan, folder: Path, reports: Sequence[PartReport]) -> None:
+def write_manifest(plan: BatchPlan, folder: Path, reports: Sequence[PartReport]) -> None:
     """Say that everything is there, after looking whether it is."""
     missing = set(range(plan.num_parts)) - {report.part for report in reports}
     if missing:

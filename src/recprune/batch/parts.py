@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recprune.batch.plan import BatchSettings, Piece, Plan, recommender_checksum
+from recprune.batch.plan import BatchPlan, BatchSettings, Piece, recommender_checksum
 from recprune.data.identifiers import ExternalId, IntegerIds
 from recprune.recommender import Recommendations, Recommender
 from recprune.storage import writing_file
@@ -65,7 +65,7 @@ def noted_sha256(folder: Path, part: int) -> str | None:
 
 
 def finished_part(
-    plan: Plan, folder: Path, part: int, expected_sha256: str | None
+    plan: BatchPlan, folder: Path, part: int, expected_sha256: str | None
 ) -> PartReport | None:
     """Return the report of a part that is on disk as it was written; None: it has to be made."""
     import pyarrow as pa
@@ -87,7 +87,7 @@ def finished_part(
 class PartWriter:
     """Answers parts. Loads the recommender once; one for each process."""
 
-    def __init__(self, plan: Plan, out: str | Path) -> None:
+    def __init__(self, plan: BatchPlan, out: str | Path) -> None:
         self._plan = plan
         self._out = Path(out)
         self._recommender = Recommender.load(plan.recommender)

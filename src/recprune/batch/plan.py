@@ -68,7 +68,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Which rows make which part. Part p has the rows from p × rows_per_part on, over all files."""
 
     recommender: str
@@ -133,7 +133,7 @@ def make_plan(
     histories: str | Path,
     settings: BatchSettings | None = None,
     progress: Progress = no_progress,
-) -> Plan:
+) -> BatchPlan:
     """Look at the recommender and at the metadata of the histories, and divide the work.
 
     `progress` hears of files that are not read.
@@ -151,7 +151,7 @@ def make_plan(
             )
         first_type = user_type
         files.append(file)
-    return Plan(
+    return BatchPlan(
         os.path.realpath(recommender), recommender_checksum(recommender), tuple(files), settings
     )
 

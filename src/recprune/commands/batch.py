@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
-from recprune.batch.plan import BatchSettings, Plan, make_plan
-from recprune.batch.processes import write_parts_in_processes
+from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 from recprune.commands.console import messages, say
 from recprune.types import InputError, InterruptedWorkError
 
@@ -73,7 +73,7 @@ def run(parsed: argparse.Namespace) -> None:
         say,
     )
 
-    def write_parts(plan: Plan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
+    def write_parts(plan: BatchPlan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
         if parsed.address is None:
             workers = parsed.workers or len(os.sched_getaffinity(0))
             return write_parts_in_processes(plan, out, parts, workers)
@@ -109,7 +109,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 class _PartsBar:
     """A bar on a terminal, and the sums for the last line."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BatchPlan) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from recprune.commands.console import messages, output, print_table, say, showing_progress
 from recprune.data.formats import LogFormat
-from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Plan
+from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Setup
 from recprune.experiments.framework.inputs import (
     PAPER_MODELS,
-    Source,
+    NamedLog,
     log_folder,
     quick_log,
     workload_of,
@@ -127,14 +127,14 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _plan(
     parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
-) -> Plan:
+) -> Setup:
     needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
     sources = _sources(parsed)
     home = out / "quick" if parsed.quick else out
     if not needs:
         sources = []
     elif not sources and parsed.quick:
-        sources = [Source("synthetic", quick_log(home / "synthetic.parquet"))]
+        sources = [NamedLog("synthetic", quick_log(home / "synthetic.parquet"))]
     elif not sources:
         raise InputError("there is no log to run this on: give one with --log, or try --quick")
     memory = free_bytes()
@@ -158,7 +158,7 @@ def _plan(
             workloads += _workloads(parsed, log, paper, home, progress)
         if "variants" in needs:
             variants += _workloads(parsed, log, log.variants, home, progress)
-    return Plan(
+    return Setup(
         tuple(logs),
         tuple(workloads),
         tuple(variants),
@@ -168,16 +168,18 @@ def _plan(
     )
 
 
-def _sources(parsed: argparse.Namespace) -> list[Source]:
+def _sources(parsed: argparse.Namespace) -> list[NamedLog]:
     papers: tuple[LogFormat, ...] = ("gowalla", "tmall")
-    sources = [Source(name, Path(path), name) for name in papers if (path := getattr(parsed, name))]
+    sources = [
+        NamedLog(name, Path(path), name) for name in papers if (path := getattr(parsed, name))
+    ]
     for text in parsed.log:
         name, _, path = text.partition("=")
         if not name.replace("-", "").isalnum():
             raise InputError(f"--log {text}: expected NAME or NAME=PATH, of letters and digits")
         if name in {source.name for source in sources}:
             raise InputError(f"--log {text}: {name} is given twice")
-        sources.append(Source(name, Path(path) if path else None))
+        sources.append(NamedLog(name, Path(path) if path else None))
     for source in sources:
         if source.path is not None and not source.path.exists():
             raise InputError(f"{source.path}: no such file or folder")

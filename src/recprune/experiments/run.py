@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from recprune.experiments.framework.experiment import Experiment, Part, Plan, in_paper_order
+from recprune.experiments.framework.experiment import (
+    Experiment,
+    ExperimentPart,
+    Setup,
+    in_paper_order,
+)
 from recprune.experiments.framework.machine import machine
 from recprune.experiments.framework.record import Record, load_record, records_of, save_record
 from recprune.experiments.registry import EXPERIMENTS
@@ -52,7 +57,7 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 def run_experiments(
     experiments: Sequence[Experiment],
-    plan: Plan,
+    setup: Setup,
     records: Path,
     progress: Progress,
     tell: Progress = no_progress,
@@ -61,7 +66,7 @@ def run_experiments(
 
     `progress` hears of every step, `tell` of every part that is done.
     """
-    work = [(experiment, part) for experiment in experiments for part in experiment.parts(plan)]
+    work = [(experiment, part) for experiment in experiments for part in experiment.parts(setup)]
     _plan_parts(records, experiments, [_file_name(*entry) for entry in work])
     kept = [record for entry in work if (record := _recorded(records, *entry)) is not None]
     done = {record.file_name for record in kept}
@@ -182,7 +187,7 @@ def _show(progress: Progress, where: str, step: str) -> None:
     progress(f"{where}): {step}")
 
 
-def _recorded(records: Path, experiment: Experiment, part: Part) -> Record | None:
+def _recorded(records: Path, experiment: Experiment, part: ExperimentPart) -> Record | None:
     """Return the record of a part, if there is one with the same settings."""
     path = records / _file_name(experiment, part)
     if not path.exists():
@@ -191,5 +196,5 @@ def _recorded(records: Path, experiment: Experiment, part: Part) -> Record | Non
     return record if record.settings == part.settings else None
 
 
-def _file_name(experiment: Experiment, part: Part) -> str:
+def _file_name(experiment: Experiment, part: ExperimentPart) -> str:
     return f"{experiment.name}.{part.name}.json"

@@ -38,7 +38,7 @@ class LogFolder:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Setup:
     """What all experiments are run on, and how thoroughly."""
 
     logs: tuple[LogFolder, ...]
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExperimentPart:
     """A piece of work that is done whole or not at all."""
 
     name: str
@@ -78,7 +78,7 @@ class Experiment(Protocol):
     def needs(self) -> frozenset[Need]:
         """What has to be made before it can run; nothing: it draws random numbers."""
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """Return the work to do."""
 
     def section(self, records: Sequence[Record]) -> Section:

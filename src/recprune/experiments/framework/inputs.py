@@ -47,7 +47,7 @@ _UNFINISHED = "unfinished"  # lies beside a model whose training must go on
 
 
 @dataclass(frozen=True)
-class Source:
+class NamedLog:
     """A log that a person named."""
 
     name: str
@@ -56,7 +56,7 @@ class Source:
 
 
 def log_folder(
-    source: Source,
+    source: NamedLog,
     folder: Path,
     *,
     needs: Set[Need],
@@ -173,7 +173,7 @@ def _prepare(source: Path, log_format: LogFormat, folder: Path, progress: Progre
     prepare(holdout, codebook, settings).save(folder)
 
 
-def _check_source(source: Source, prepared: Prepared, folder: Path) -> None:
+def _check_source(source: NamedLog, prepared: Prepared, folder: Path) -> None:
     """Refuse a folder that was prepared from another log: by name, and by what the log holds."""
     if source.path is None:
         return

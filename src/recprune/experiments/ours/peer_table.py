@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recprune.experiments.framework.experiment import Need, Part, Plan
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, index_search, interleaved, peer_search
 from recprune.experiments.framework.workload import Workload
@@ -52,28 +52,28 @@ class PeerTable:
     title = "What people use instead"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One, for the first log: building everything for another would take hours."""
-        first = [entry for entry in plan.workloads if entry.log == plan.workloads[0].log]
+        first = [entry for entry in setup.workloads if entry.log == setup.workloads[0].log]
         usual = [entry for entry in first if entry.model == "gsasrecjpq"]
-        return [self._part(plan, workload) for workload in (usual or first)[:1]]
+        return [self._part(setup, workload) for workload in (usual or first)[:1]]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        queries, users = plan.sized(500, 20), plan.sized(512, 50)
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        queries, users = setup.sized(500, 20), setup.sized(512, 50)
         shape = CodesAndVectors(workload.codes, workload.sub_item_embeddings).shape
         settings = {
             "workload": workload.checksum(), "queries": queries, "users": users, "k": 10,
-            "seed": plan.seed,
+            "seed": setup.seed,
             "families": {
                 key: f"{families.FAMILIES[key]}: {families.FAMILIES[key].settings(shape)}"
                 for key in families.available_families()
             },
         }  # fmt: skip
-        budget = int(_BUDGET_SHARE * plan.memory_bytes)
-        return Part(
+        budget = int(_BUDGET_SHARE * setup.memory_bytes)
+        return ExperimentPart(
             workload.log,
             settings,
-            lambda progress: measure(workload, queries, users, budget, plan.seed, progress),
+            lambda progress: measure(workload, queries, users, budget, setup.seed, progress),
             # On two cores building takes about 50 minutes for a million items, mostly for graphs.
             minutes=5.0 + len(workload.codes) / 2e4,
         )

@@ -13,7 +13,7 @@ import numpy as np
 from recprune.evaluation.comparison import compare
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
-from recprune.experiments.framework.experiment import Need, Part, Plan
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, Timed, index_search, interleaved
 from recprune.experiments.framework.workload import Workload
@@ -39,33 +39,33 @@ class Prunable:
     title = "Beyond the paper: models trained to be pruned"
     needs: frozenset[Need] = frozenset({"workloads", "variants"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each log with such models and one to compare them with."""
         found = []
-        for log in dict.fromkeys(workload.log for workload in plan.variants):
-            variants = [workload for workload in plan.variants if workload.log == log]
+        for log in dict.fromkeys(workload.log for workload in setup.variants):
+            variants = [workload for workload in setup.variants if workload.log == log]
             bases = [
                 workload
-                for name, workloads in ((_BASE, variants), (_BASE_MODEL, plan.workloads))
+                for name, workloads in ((_BASE, variants), (_BASE_MODEL, setup.workloads))
                 for workload in workloads
                 if workload.log == log and workload.model == name
             ]
             trained = [workload for workload in variants if pruning_weight(workload) > 0.0]
             if bases and trained:
-                found.append(self._part(plan, bases[0], trained))
+                found.append(self._part(setup, bases[0], trained))
         return found
 
-    def _part(self, plan: Plan, base: Workload, variants: Sequence[Workload]) -> Part:
-        queries = plan.sized(300, 20)
+    def _part(self, setup: Setup, base: Workload, variants: Sequence[Workload]) -> ExperimentPart:
+        queries = setup.sized(300, 20)
         settings = {
             "workloads": {workload.model: workload.checksum() for workload in (base, *variants)},
             "other_settings": {workload.model: differing(base, workload) for workload in variants},
-            "queries": queries, "k": 10, "seed": plan.seed,
+            "queries": queries, "k": 10, "seed": setup.seed,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             base.log,
             settings,
-            lambda progress: measure(base, variants, queries, plan.seed, progress),
+            lambda progress: measure(base, variants, queries, setup.seed, progress),
             minutes=0.5 * (1 + len(variants)),
         )
 

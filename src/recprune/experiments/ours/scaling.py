@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recprune.experiments.framework.experiment import Need, Part, Plan
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -146,19 +146,19 @@ class Scaling:
     title = "Scaling: time against the number of items"
     needs: frozenset[Need] = frozenset()
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each size that fits into memory."""
-        sizes = (20_000, 100_000) if plan.quick else (10**6, 10**7, 10**8, 10**9)
-        fitting = [size for size in sizes if size * _BYTES_PER_ITEM < 0.9 * plan.memory_bytes]
-        return [self._part(plan, size) for size in fitting]
+        sizes = (20_000, 100_000) if setup.quick else (10**6, 10**7, 10**8, 10**9)
+        fitting = [size for size in sizes if size * _BYTES_PER_ITEM < 0.9 * setup.memory_bytes]
+        return [self._part(setup, size) for size in fitting]
 
-    def _part(self, plan: Plan, size: int) -> Part:
-        queries = plan.sized(200, 10)
-        settings = _settings(plan, size, 8, queries)
-        return Part(
+    def _part(self, setup: Setup, size: int) -> ExperimentPart:
+        queries = setup.sized(200, 10)
+        settings = _settings(setup, size, 8, queries)
+        return ExperimentPart(
             f"{size}",
             settings,
-            lambda progress: measure(size, 8, queries, plan.memory_bytes, plan.seed, progress),
+            lambda progress: measure(size, 8, queries, setup.memory_bytes, setup.seed, progress),
             minutes=1.0 + size / 4e7,
         )
 
@@ -194,18 +194,20 @@ class Splits:
     title = "Splits: longer codes"
     needs: frozenset[Need] = frozenset()
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each number of splits."""
-        size = plan.sized(1_000_000, 20_000)
-        return [self._part(plan, size, splits) for splits in (4, 8, 16, 32)]
+        size = setup.sized(1_000_000, 20_000)
+        return [self._part(setup, size, splits) for splits in (4, 8, 16, 32)]
 
-    def _part(self, plan: Plan, size: int, splits: int) -> Part:
-        queries = plan.sized(200, 10)
-        settings = _settings(plan, size, splits, queries)
-        return Part(
+    def _part(self, setup: Setup, size: int, splits: int) -> ExperimentPart:
+        queries = setup.sized(200, 10)
+        settings = _settings(setup, size, splits, queries)
+        return ExperimentPart(
             f"{splits}",
             settings,
-            lambda progress: measure(size, splits, queries, plan.memory_bytes, plan.seed, progress),
+            lambda progress: measure(
+                size, splits, queries, setup.memory_bytes, setup.seed, progress
+            ),
         )
 
     def section(self, records: Sequence[Record]) -> Section:
@@ -233,9 +235,9 @@ class Splits:
         )  # fmt: skip
 
 
-def _settings(plan: Plan, size: int, splits: int, queries: int) -> Json:
+def _settings(setup: Setup, size: int, splits: int, queries: int) -> Json:
     return {
-        "items": size, "splits": splits, "queries": queries, "seed": plan.seed,
+        "items": size, "splits": splits, "queries": queries, "seed": setup.seed,
         "block": _block(queries), "warm": _WARM, "compared": COMPARED, "seconds": _SECONDS,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, index_search, interleaved
 from recprune.experiments.framework.workload import Workload
@@ -55,22 +55,22 @@ class Unsafe:
     title = "Unsafe settings: stopping before it is proven"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model."""
-        return [self._part(plan, workload) for workload in plan.workloads]
+        return [self._part(setup, workload) for workload in setup.workloads]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        queries = plan.sized(200, 10)
-        users = plan.sized(len(workload.targets), 100)
-        grid = _QUICK_GRID if plan.quick else FULL_GRID
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        queries = setup.sized(200, 10)
+        users = setup.sized(len(workload.targets), 100)
+        grid = _QUICK_GRID if setup.quick else FULL_GRID
         settings = {
             "workload": workload.checksum(), "queries": queries, "users": users, "kept": _KEPT,
-            "grid": grid, "seed": plan.seed,
+            "grid": grid, "seed": setup.seed,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             workload.name,
             settings,
-            lambda progress: measure(workload, grid, queries, users, plan.seed, progress),
+            lambda progress: measure(workload, grid, queries, users, setup.seed, progress),
             minutes=2.0,
         )
 

@@ -15,7 +15,13 @@ import numpy as np
 from recprune.evaluation.baselines import every_baseline
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
-from recprune.experiments.framework.experiment import LogFolder, Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    LogFolder,
+    Need,
+    Setup,
+    model_name,
+)
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.workload import test_users
 from recprune.experiments.paper import published
@@ -46,35 +52,35 @@ class Appendix:
     title = "Appendix: the models"
     needs: frozenset[Need] = frozenset({"log", "models", "full"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model, and one for the baselines of each log."""
         return [
             part
-            for log in plan.logs
+            for log in setup.logs
             for part in (
                 *(
-                    self._model_part(plan, log, model, folder)
+                    self._model_part(setup, log, model, folder)
                     for model, folder in log.models.items()
                 ),
-                self._baseline_part(plan, log),
+                self._baseline_part(setup, log),
             )
         ]
 
-    def _model_part(self, plan: Plan, log: LogFolder, model: str, folder: Path) -> Part:
-        users = plan.sized(_USERS, 100)
+    def _model_part(self, setup: Setup, log: LogFolder, model: str, folder: Path) -> ExperimentPart:
+        users = setup.sized(_USERS, 100)
         with (folder / MODEL).open("rb") as weights:
             checksum = hashlib.file_digest(weights, "sha256").hexdigest()[:16]
         settings = {"users": users, "weights": checksum}
-        return Part(
+        return ExperimentPart(
             f"{log.name}-{model}",
             settings,
             lambda progress: measure_model(log, model, folder, users, progress),
             minutes=2.0,
         )
 
-    def _baseline_part(self, plan: Plan, log: LogFolder) -> Part:
-        users = plan.sized(_USERS, 100)
-        return Part(
+    def _baseline_part(self, setup: Setup, log: LogFolder) -> ExperimentPart:
+        users = setup.sized(_USERS, 100)
+        return ExperimentPart(
             f"{log.name}-{_BASELINES}",
             {"users": users, "prepared": Prepared.load(log.prepared).checksum()[:16]},
             lambda progress: _measure_baselines(log, users, progress),

@@ -11,7 +11,7 @@ import numpy as np
 
 from recprune.data.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
 from recprune.data.statistics import log_statistics
-from recprune.experiments.framework.experiment import LogFolder, Need, Part, Plan
+from recprune.experiments.framework.experiment import ExperimentPart, LogFolder, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.report.document import Block, Section, Table, Text
 from recprune.preparation.prepared import Prepared
@@ -38,16 +38,18 @@ class DatasetTable:
     title = "Data sets"
     needs: frozenset[Need] = frozenset({"log"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each log."""
-        return [self._part(log) for log in plan.logs]
+        return [self._part(log) for log in setup.logs]
 
-    def _part(self, log: LogFolder) -> Part:
+    def _part(self, log: LogFolder) -> ExperimentPart:
         manifest = (log.prepared / MANIFEST).read_bytes()  # holds the checksums of all arrays
         settings: Json = {"prepared": hashlib.sha256(manifest).hexdigest()[:16], "source": None}
         if log.source is not None:
             settings["source"] = {"name": log.source.name, "bytes": _size(log.source)}
-        return Part(log.name, settings, lambda progress: measure_log(log, progress), minutes=0.3)
+        return ExperimentPart(
+            log.name, settings, lambda progress: measure_log(log, progress), minutes=0.3
+        )
 
     def section(self, records: Sequence[Record]) -> Section:
         """One table, and how the logs were held out."""

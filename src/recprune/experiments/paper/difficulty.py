@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, index_search, interleaved
 from recprune.experiments.framework.workload import Workload
@@ -48,24 +48,24 @@ class Difficulty:
     title = "Pruning difficulty"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model; heat maps for one model of each log."""
-        mapped = one_of_each_log(plan.workloads)
+        mapped = one_of_each_log(setup.workloads)
         return [
-            self._part(plan, workload, any(workload is chosen for chosen in mapped))
-            for workload in plan.workloads
+            self._part(setup, workload, any(workload is chosen for chosen in mapped))
+            for workload in setup.workloads
         ]
 
-    def _part(self, plan: Plan, workload: Workload, heat_maps: bool) -> Part:
-        users = plan.sized(1000, 40)
+    def _part(self, setup: Setup, workload: Workload, heat_maps: bool) -> ExperimentPart:
+        users = setup.sized(1000, 40)
         settings = {
             "workload": workload.checksum(), "users": users, "heat_maps": heat_maps,
-            "seed": plan.seed,
+            "seed": setup.seed,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             workload.name,
             settings,
-            lambda progress: measure(workload, users, heat_maps, plan.seed, progress),
+            lambda progress: measure(workload, users, heat_maps, setup.seed, progress),
             minutes=0.7,
         )
 

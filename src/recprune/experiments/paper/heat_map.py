@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import heat_map
@@ -26,13 +26,13 @@ class HeatMap:
     title = "Figure 1: sub-item scores of a user"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each log."""
-        return [self._part(plan, workload) for workload in one_of_each_log(plan.workloads)]
+        return [self._part(setup, workload) for workload in one_of_each_log(setup.workloads)]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        users = plan.sized(_USERS, 50)
-        return Part(
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        users = setup.sized(_USERS, 50)
+        return ExperimentPart(
             workload.log,
             {"workload": workload.checksum(), "users": users},
             lambda progress: measure(workload, users, progress),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -35,20 +35,20 @@ class RQ1:
     title = "RQ1: scoring time"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model."""
-        return [self._part(plan, workload) for workload in plan.workloads]
+        return [self._part(setup, workload) for workload in setup.workloads]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        queries = plan.sized(1024, 20)
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        queries = setup.sized(1024, 20)
         settings = {
-            "workload": workload.checksum(), "queries": queries, "k": 10, "seed": plan.seed,
+            "workload": workload.checksum(), "queries": queries, "k": 10, "seed": setup.seed,
             "compared": COMPARED,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             workload.name,
             settings,
-            lambda progress: _measure(workload, queries, plan, progress),
+            lambda progress: _measure(workload, queries, setup, progress),
             minutes=2.0,
         )
 
@@ -70,7 +70,7 @@ class RQ1:
         return Section(self.title, self.name, tuple(blocks))
 
 
-def _measure(workload: Workload, num_queries: int, plan: Plan, progress: Progress) -> Json:
+def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progress) -> Json:
     index = workload.index
     queries = workload.sequence_embeddings[:num_queries]
     searches: dict[str, Search] = {}
@@ -80,7 +80,7 @@ def _measure(workload: Workload, num_queries: int, plan: Plan, progress: Progres
         method: str | Method = name
         searched = index
         if name == "default":
-            if dense_bytes > plan.memory_bytes // 4:
+            if dense_bytes > setup.memory_bytes // 4:
                 left_out[name] = f"needs {dense_bytes / 1e9:,.1f} GB of item vectors"
                 continue
             method = Default(max_bytes=dense_bytes)
@@ -93,8 +93,8 @@ def _measure(workload: Workload, num_queries: int, plan: Plan, progress: Progres
             continue
         searches[name] = index_search(searched, method)
     timed = interleaved(
-        searches, queries, 10, seed=plan.seed,
-        limits={"default": plan.sized(100, 5)}, progress=progress,
+        searches, queries, 10, seed=setup.seed,
+        limits={"default": setup.sized(100, 5)}, progress=progress,
     )  # fmt: skip
     progress("comparing the answers")
     agreed = agreement({"pqtopk": timed["pqtopk"], **timed})

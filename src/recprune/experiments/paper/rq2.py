@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recprune import _native
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -39,22 +39,22 @@ class RQ2:
     title = "RQ2: ranking cutoff"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model."""
-        return [self._part(plan, workload) for workload in plan.workloads]
+        return [self._part(setup, workload) for workload in setup.workloads]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        queries = plan.sized(128, 5)
-        cutoffs = _QUICK_CUTOFFS if plan.quick else _CUTOFFS
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        queries = setup.sized(128, 5)
+        cutoffs = _QUICK_CUTOFFS if setup.quick else _CUTOFFS
         settings = {
             "workload": workload.checksum(), "queries": queries, "cutoffs": list(cutoffs),
             "compared": COMPARED,
-            "seed": plan.seed,
+            "seed": setup.seed,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             workload.name,
             settings,
-            lambda progress: measure(workload, cutoffs, queries, plan.seed, progress),
+            lambda progress: measure(workload, cutoffs, queries, setup.seed, progress),
             minutes=1.0,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune.experiments.framework.experiment import Need, Part, Plan, model_name
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -34,22 +34,22 @@ class RQ3:
     title = "RQ3: sub-items per step"
     needs: frozenset[Need] = frozenset({"workloads"})
 
-    def parts(self, plan: Plan) -> list[Part]:
+    def parts(self, setup: Setup) -> list[ExperimentPart]:
         """One for each model."""
-        return [self._part(plan, workload) for workload in plan.workloads]
+        return [self._part(setup, workload) for workload in setup.workloads]
 
-    def _part(self, plan: Plan, workload: Workload) -> Part:
-        queries = plan.sized(250, 5)
-        sizes = _QUICK_STEPS if plan.quick else _STEPS
+    def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
+        queries = setup.sized(250, 5)
+        sizes = _QUICK_STEPS if setup.quick else _STEPS
         settings = {
             "workload": workload.checksum(), "queries": queries, "sub_items_per_step": list(sizes),
             "compared": COMPARED,
-            "seed": plan.seed,
+            "seed": setup.seed,
         }  # fmt: skip
-        return Part(
+        return ExperimentPart(
             workload.name,
             settings,
-            lambda progress: measure(workload, sizes, queries, plan.seed, progress),
+            lambda progress: measure(workload, sizes, queries, setup.seed, progress),
             minutes=0.5,
         )
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from recprune.batch.parts import PartReport, PartWriter
-from recprune.batch.plan import Plan
+from recprune.batch.plan import BatchPlan
 from recprune.search.methods import native_settings
 from recprune.types import RecpruneError
 
@@ -26,7 +26,7 @@ _DEATHS = 5  # of worker processes without a finished part between, until it is 
 
 
 def write_parts_in_processes(
-    plan: Plan, out: str | Path, parts: Sequence[int], workers: int
+    plan: BatchPlan, out: str | Path, parts: Sequence[int], workers: int
 ) -> Iterator[PartReport]:
     """Answer parts in worker processes; yield each report as soon as its part is in place."""
     left = set(parts)
@@ -47,7 +47,7 @@ def write_parts_in_processes(
 
 
 def _write_in_one_pool(
-    plan: Plan, out: str | Path, parts: Sequence[int], workers: int
+    plan: BatchPlan, out: str | Path, parts: Sequence[int], workers: int
 ) -> Iterator[PartReport]:
     context = multiprocessing.get_context("spawn")
     # Workers end themselves when our end closes: after an error, Ctrl-C, or our own death.
@@ -80,22 +80,22 @@ def _submitted(executor: ProcessPoolExecutor, parts: Iterator[int]) -> set[Futur
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Worker:
+class _WorkerState:
     """What a worker process has been told, and what it has loaded."""
 
-    given: tuple[Plan, str]
+    given: tuple[BatchPlan, str]
     writer: PartWriter | None = None
 
     @classmethod
     def release(cls) -> None:
-        """Drop all native objects while there is an interpreter: their module complains otherwise."""
+        """Drop native objects while there is an interpreter: their module complains otherwise."""
         cls.writer = None
         native_settings.cache_clear()
 
 
-def _start_worker(plan: Plan, out: str, leash: Connection) -> None:
-    _Worker.given = (plan, out)
-    atexit.register(_Worker.release)
+def _start_worker(plan: BatchPlan, out: str, leash: Connection) -> None:
+    _WorkerState.given = (plan, out)
+    atexit.register(_WorkerState.release)
     threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
 
 
@@ -105,6 +105,6 @@ def _end_with(leash: Connection) -> None:
 
 
 def _work(part: int) -> PartReport:
-    if _Worker.writer is None:  # here, where an error has a way back
-        _Worker.writer = PartWriter(*_Worker.given)
-    return _Worker.writer.write(part)
+    if _WorkerState.writer is None:  # here, where an error has a way back
+        _WorkerState.writer = PartWriter(*_WorkerState.given)
+    return _WorkerState.writer.write(part)
