@@ -21,6 +21,7 @@ from recprune.experiments.report.document import Block, Section, Text
 from recprune.search.index import Index
 from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
 
+# Not `cells`, which `auto` takes where they pay, nor `default`, which is the peer torch_dense.
 _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
 _BUDGET_SHARE = 0.85  # of the machine's memory, for all that is alive at once
 _SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again

@@ -23,7 +23,7 @@ from recprune.types import InputError, Json, Progress
 
 _BASE = "base"
 _BASE_MODEL = "gsasrecjpq"
-_METHODS = ("auto", "cells", "recjpqprune")
+_METHODS = ("auto", "cells", "recjpqprune")  # those that prune
 # What pruning is meant to save, by method, and what that is called.
 _WORK = {"recjpqprune": "items_scored", "cells": "items_touched"}
 _WORDS = {"recjpqprune": "scores", "cells": "looks at"}

@@ -36,9 +36,10 @@ from recprune.types import CodeArray, Float32Array, Json, Progress
 _WIDTH = 512
 _SUB_ITEMS = 256
 _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
+# In the order of the notes under a table. Not `cells`, which `auto` takes wherever they pay.
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
 PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what readers call them
-_SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}
+_SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}  # these get fewer queries
 # What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes so
 # many queries to be as fast as it is when it runs alone.
 _WARM = 10

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -15,17 +16,12 @@ from recprune.experiments.framework.timing import Search, index_search, interlea
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import Panel, lines, two_panels
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
-from recprune.search.methods import Auto, Method, RecJPQPrune
+from recprune.search.methods import METHODS, Method
 from recprune.types import Float64Array, Int32Array, Int64Array, Json, Progress
 
 _EXACT = "exact"
-_KINDS: dict[str, Callable[[type[Auto] | type[RecJPQPrune], float], Method]] = {
-    "max_steps": lambda method, value: method(max_steps=int(value)),
-    "over_inflation": lambda method, value: method(over_inflation=value),
-    "deadline_us": lambda method, value: method(deadline_us=value),
-}
-_METHODS: dict[str, type[Auto] | type[RecJPQPrune]] = {"recjpqprune": RecJPQPrune, "auto": Auto}
 Grid: TypeAlias = dict[str, dict[str, list[float]]]  # method → kind of setting → values
+# Of the methods that can stop early: the paper's, and the one that is used unless another is named.
 # A step of Algorithm 1 is 8 sub-item ids, a step of `auto` one list or one cell; and so are times.
 FULL_GRID: Grid = {
     "recjpqprune": {
@@ -41,7 +37,7 @@ FULL_GRID: Grid = {
 }
 _QUICK_GRID: Grid = {
     method: {"max_steps": [1, 16], "over_inflation": [0.3, 0.9], "deadline_us": [50, 1000]}
-    for method in _METHODS
+    for method in FULL_GRID
 }
 _KEPT = 0.99  # of exact NDCG@10
 _GAIN = 1.25  # times as fast: less than that may be noise
@@ -108,9 +104,10 @@ def measure(
     index, users = workload.index, workload.sequence_embeddings[:num_users]
     settings: list[tuple[str, str, float | None, Method]] = []
     for name, kinds in grid.items():
-        settings.append((name, _EXACT, None, _METHODS[name]()))
+        method = METHODS[name]
+        settings.append((name, _EXACT, None, method))
         settings += [
-            (name, kind, value, _KINDS[kind](_METHODS[name], value))
+            (name, kind, value, _stopping_early(method, {kind: value}))
             for kind, values in kinds.items()
             for value in values
         ]
@@ -149,6 +146,10 @@ def measure(
         "instruction_set": index.describe()["instruction_set"],
         "entries": entries,
     }
+
+
+def _stopping_early(method: Method, limit: Json) -> Method:
+    return replace(method, **limit)
 
 
 def _ndcg_of_users(ids: Int64Array, targets: Int32Array) -> Float64Array:

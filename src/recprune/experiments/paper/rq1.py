@@ -20,12 +20,11 @@ from recprune.experiments.paper import published
 from recprune.experiments.report.charts import bars
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.index import Index
-from recprune.search.methods import Default, Method
+from recprune.search.methods import METHODS, Default, Method
 from recprune.types import InputError, Json, Progress
 
 _COMPARED = ("default", "pqtopk", "recjpqprune")  # those of the paper
 _FEW_QUERIES = "Percentiles that rest on too few queries are left blank."
-_METHODS = ("auto", "cells", "scan", "recjpqprune", "pqtopk", "default")
 
 
 class RQ1:
@@ -76,7 +75,7 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
     searches: dict[str, Search] = {}
     left_out: dict[str, str] = {}
     dense_bytes = 4 * index.num_items * index.width
-    for name in _METHODS:
+    for name in METHODS:
         method: str | Method = name
         searched = index
         if name == "default":

@@ -25,6 +25,8 @@ from recprune.search.index import Index
 from recprune.search.methods import Cells
 from recprune.types import Float32Array, InputError, Json, Progress
 
+# Not `cells`, which `auto` takes where they pay; nor `default`, whose time is that of the product
+# with all item vectors, whatever K is.
 _METHODS = ("auto", "scan", "recjpqprune", "pqtopk")
 _CUTOFFS = tuple(2**power for power in range(13))  # 1 … 4,096
 _QUICK_CUTOFFS = (1, 16, 256, 4096)

@@ -22,7 +22,7 @@ from recprune.types import Json, Progress
 
 _STEPS = tuple(2**power for power in range(8))  # 1 … 128
 _QUICK_STEPS = (1, 8, 128)
-_REFERENCES = ("auto", "pqtopk")
+_REFERENCES = ("auto", "pqtopk")  # our default, and scoring every item
 _PUBLISHED_BEST = 8  # Petrov, Macdonald and Tonellotto, SIGIR 2025, section 6.3
 _NEARLY = 1.05  # times this far apart count as the same
 

@@ -87,7 +87,7 @@ def _speed(records: Sequence[Record]) -> list[str]:
     sentences = []
     for log, own in _of_logs(records).items():
         ranges = []
-        for method in ("auto", "recjpqprune", "pqtopk", "default"):
+        for method in ("auto", "recjpqprune", "pqtopk", "default"):  # ours, and the paper's
             times = [
                 record.figures["methods"][method]["p50_us"] / 1000
                 for record in own

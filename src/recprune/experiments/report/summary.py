@@ -12,6 +12,7 @@ from recprune.storage import writing_file
 from recprune.types import InputError
 
 _BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+# As columns: the paper's, then ours. Not `cells`, which `auto` takes where they pay.
 _METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
 
 
