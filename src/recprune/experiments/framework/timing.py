@@ -23,6 +23,7 @@ from recprune.types import (
     RecpruneError,
     needs_extra,
     no_progress,
+    random_generator,
 )
 
 # The ids [k], their scores [k] and the native record: peers tell the ids alone.
@@ -129,7 +130,7 @@ def interleaved(
     """
     with needs_extra("data"):
         from threadpoolctl import threadpool_limits
-    rng = np.random.default_rng(seed)
+    rng = random_generator(seed)
     names = list(searches)
     numbers: dict[str, list[int]] = {name: [] for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}

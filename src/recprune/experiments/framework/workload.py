@@ -22,6 +22,7 @@ from recprune.types import (
     Json,
     StorageError,
     frozen,
+    random_generator,
 )
 
 _KIND = "workload"
@@ -119,4 +120,4 @@ def test_users(prepared: Prepared, users: int) -> Int64Array:
     """Return which test users are looked at: the first of a random order, the same every time."""
     if not len(prepared.test):
         raise InputError("there are no test users")
-    return np.random.default_rng(0).permutation(len(prepared.test))[:users]
+    return random_generator(0).permutation(len(prepared.test))[:users]

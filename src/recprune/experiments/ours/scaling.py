@@ -31,7 +31,7 @@ from recprune.experiments.report.charts import lines
 from recprune.experiments.report.document import Picture, Section, Table, Text
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method
-from recprune.types import CodeArray, Float32Array, Json, Progress
+from recprune.types import CodeArray, Float32Array, Json, Progress, random_generator
 
 _WIDTH = 512
 _SUB_ITEMS = 256
@@ -131,7 +131,7 @@ def random_model(
     num_items: int, num_splits: int, queries: int, seed: int
 ) -> tuple[CodeArray, Float32Array, Float32Array]:
     """Return random codes, sub-item embeddings, and sequence embeddings."""
-    rng = np.random.default_rng(seed)
+    rng = random_generator(seed)
     codes = np.frombuffer(rng.bytes(num_items * num_splits), np.uint8).reshape(-1, num_splits)
     shape = (num_splits, _SUB_ITEMS, _WIDTH // num_splits)
     embeddings = rng.standard_normal(shape, np.float32)

@@ -26,7 +26,7 @@ from recprune.experiments.paper.score_shape import STATISTICS, spearman, statist
 from recprune.experiments.report.charts import heat_map, scatter
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.methods import RecJPQPrune
-from recprune.types import Float32Array, InputError, Json, Progress
+from recprune.types import Float32Array, InputError, Json, Progress, random_generator
 
 _PASSES = 3  # a user's time is the least of so many
 _POINTS = 300  # users in a scatter, at most
@@ -125,7 +125,7 @@ def measure(
     progress("statistics of S")
     scores = index.sub_item_scores(users)
     values = statistics_of(scores, pruned["threshold"])
-    sample = np.random.default_rng(seed).permutation(len(users))[:_POINTS]
+    sample = random_generator(seed).permutation(len(users))[:_POINTS]
     by_cost = np.argsort(pruned["items_scored"], kind="stable")
     shown: Json = {}
     for name, share in _USERS_SHOWN.items():
