@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recprune.data.identifiers import IntegerIds
-from recprune.recommender import Recommender
+from recprune.recommender import KIND, Recommender
 from recprune.search.checks import MAX_ITEMS, checked_count
 from recprune.storage import read_manifest
 from recprune.types import InputError, Json, Progress, needs_extra, no_progress
@@ -158,7 +158,7 @@ def make_plan(
 
 def recommender_checksum(folder: str | Path) -> str:
     """Return the checksum of a saved recommender, as its manifest has it."""
-    return str(read_manifest(folder, "recommender")["sha256"])
+    return str(read_manifest(folder, KIND)["sha256"])
 
 
 def _parquet_files(source: Path, progress: Progress) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,8 @@ from recprune.data.statistics import log_statistics
 from recprune.experiments.framework.experiment import ExperimentPart, LogFolder, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.report.document import Block, Section, Table, Text
-from recprune.preparation.prepared import Prepared
-from recprune.storage import MANIFEST
+from recprune.preparation.prepared import KIND, Prepared
+from recprune.storage import read_manifest
 from recprune.types import Json, Progress
 
 # Users, items, interactions and average length as the paper prints them.
@@ -43,8 +42,8 @@ class DatasetTable:
         return [self._part(log) for log in setup.logs]
 
     def _part(self, log: LogFolder) -> ExperimentPart:
-        manifest = (log.prepared / MANIFEST).read_bytes()  # holds the checksums of all arrays
-        settings: Json = {"prepared": hashlib.sha256(manifest).hexdigest()[:16], "source": None}
+        checksum = read_manifest(log.prepared, KIND)["sha256"]  # and with it those of all arrays
+        settings: Json = {"prepared": checksum[:16], "source": None}
         if log.source is not None:
             settings["source"] = {"name": log.source.name, "bytes": _size(log.source)}
         return ExperimentPart(
