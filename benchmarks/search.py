@@ -21,10 +21,16 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune import Index, InputError
+from recprune import Index
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine, memory_bytes
-from recprune.experiments.framework.timing import Search, index_search, interleaved, peer_search
+from recprune.experiments.framework.timing import (
+    Search,
+    index_search,
+    interleaved,
+    peer_search,
+    unsuited,
+)
 from recprune.experiments.ours.scaling import random_model
 from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
@@ -119,10 +125,8 @@ def _searches(index: Index, model: CodesAndVectors, names: list[str]) -> dict[st
             else:
                 output.print(f"{name}: left out: {reason}")
             continue
-        try:
-            index.search(np.zeros(index.width, np.float32), 1, method=name)
-        except InputError as error:
-            output.print(f"{name}: left out: {error}")
+        if (reason := unsuited(index, name)) is not None:
+            output.print(f"{name}: left out: {reason}")
             continue
         searches[name] = index_search(index, name)
     return searches

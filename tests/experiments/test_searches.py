@@ -22,6 +22,7 @@ from recprune.experiments.framework.timing import (
     agreement_in_words,
     interleaved,
     milliseconds,
+    recall,
 )
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.ours import scaling, unsafe
@@ -167,6 +168,14 @@ def test_percentiles_need_queries() -> None:
     assert [milliseconds(entry, name) for name in names] == ["1.500", "", ""]
     assert [milliseconds(entry | {"queries": 100}, name) for name in names][1:] == ["2.500", ""]
     assert milliseconds(entry | {"queries": 500}, "p99_us") == "3.500"
+
+
+def test_recall_by_hand() -> None:
+    exact = np.array([[1, 2, 3], [4, 5, -1]])
+    found = np.array([[3, 9, 1], [-1, -1, -1]])
+    assert recall(found, exact) == 2 / 5
+    assert recall(np.full((2, 3), -1), exact) == 0
+    assert recall(exact, exact) == 1
 
 
 # RQ1
@@ -515,13 +524,6 @@ def test_the_predictor_of_each_model_is_named(workload: Workload, tmp_path: Path
 # Unsafe settings
 
 
-def test_recall_by_hand() -> None:
-    exact = np.array([[1, 2, 3], [4, 5, -1]])
-    found = np.array([[3, 9, 1], [-1, -1, -1]])
-    assert unsafe.recall(found, exact) == 2 / 5
-    assert unsafe.recall(exact, exact) == 1
-
-
 def test_unsafe_searches_report_what_they_lose(workload: Workload) -> None:
     grid: unsafe.Grid = {
         "recjpqprune": {"max_steps": [1, 3, 64], "over_inflation": [0.5, 0.9]},
@@ -554,7 +556,7 @@ def test_unsafe_searches_report_what_they_lose(workload: Workload) -> None:
     told = entries["recjpqprune", "max_steps", 1]
     users = workload.sequence_embeddings[:50]
     found = workload.index.search(users, 10, method=RecJPQPrune(max_steps=1))
-    assert told["recall"] == unsafe.recall(found.ids, workload.index.search(users, 10).ids)
+    assert told["recall"] == recall(found.ids, workload.index.search(users, 10).ids)
     # Exact answers have an NDCG@10 of 1 for everybody: what is left of it is the lower end.
     assert entries["auto", "exact", None]["margin_low"] == pytest.approx(0.01)
     assert told["margin_low"] < told["ndcg"] - 0.99 < 0

@@ -16,7 +16,7 @@ from recprune.experiments.framework.experiment import Experiment, LogFolder, Nee
 from recprune.experiments.framework.inputs import wanted_models
 from recprune.experiments.framework.record import Record, load_records, save_record
 from recprune.experiments.framework.workload import Workload
-from recprune.experiments.ours.peer_table import PeerTable, _Contender, _sweep, measure, recall
+from recprune.experiments.ours.peer_table import PeerTable, _Contender, _sweep, measure
 from recprune.experiments.ours.prunable import Prunable, differing, relative_slack
 from recprune.experiments.paper.appendix import Appendix
 from recprune.experiments.paper.dataset_table import DatasetTable
@@ -352,13 +352,6 @@ def test_slack_is_the_way_down_from_the_best_sub_items() -> None:
 
 
 # Peers
-
-
-def test_recall_counts_what_was_found() -> None:
-    exact = np.array([[1, 2, 3, 4], [5, 6, -1, -1]])
-    assert recall(exact, exact) == 1.0
-    assert recall(np.array([[4, 3, 9, 8], [7, 5, 8, 9]]), exact) == 0.5
-    assert recall(np.full((2, 4), -1), exact) == 0.0
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,14 @@ def load_records(folder: Path) -> list[Record]:
     return [load_record(path) for path in sorted(folder.glob("*.json"))]
 
 
+def by_log(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each log, in their order."""
+    logs: dict[str, list[Record]] = {}
+    for record in records:
+        logs.setdefault(record.figures["log"], []).append(record)
+    return logs
+
+
 def records_of(records: Sequence[Record], experiment: str) -> list[Record]:
     """Return the records of one experiment."""
     return [record for record in records if record.experiment == experiment]

@@ -17,6 +17,7 @@ from recprune.search.top_k import RECORD
 from recprune.types import (
     Float32Array,
     Float64Array,
+    InputError,
     Int64Array,
     Json,
     Progress,
@@ -30,6 +31,7 @@ from recprune.types import (
 Answer: TypeAlias = tuple[Int64Array, Float32Array | None, NDArray[Any] | None]
 Search: TypeAlias = Callable[[Float32Array, int], Answer]  # of a sequence embedding [d], and k
 COMPARED = "ids and score bits"  # by `agreement`: part of the settings of what says so
+NEARLY = 1.05  # times this far apart count as the same
 # Of how many queries a percentile means something: five must lie beyond it.
 _LEAST = {"p50_us": 1, "p95_us": 100, "p99_us": 500}
 
@@ -93,6 +95,21 @@ def agreement_in_words(agreed: Json | None) -> str:
         f"All {len(agreed)} ways to search gave the same items and the same bits of their scores, "
         f"on every one of {most:,} queries" + (f" ({', '.join(fewer)} of them)." if fewer else ".")
     )
+
+
+def recall(found: Int64Array, exact: Int64Array) -> float:
+    """Return the share of the exact items [queries, k] that was found; −1 stands for none."""
+    hit = (exact[:, :, None] == found[:, None, :]).any(2) & (exact >= 0)
+    return float(hit.sum() / max(1, (exact >= 0).sum()))
+
+
+def unsuited(index: Index, method: str | Method) -> str | None:
+    """Say why an index cannot be searched by a method, or return None."""
+    try:
+        index.search(np.ones(index.width, np.float32), 1, method=method)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def index_search(index: Index, method: str | Method) -> Search:

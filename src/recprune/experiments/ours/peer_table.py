@@ -12,7 +12,13 @@ import numpy as np
 
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
 from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.timing import Search, index_search, interleaved, peer_search
+from recprune.experiments.framework.timing import (
+    Search,
+    index_search,
+    interleaved,
+    peer_search,
+    recall,
+)
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.ours.peer_section import OWN_FAMILY, peer_blocks
 from recprune.experiments.peers import families
@@ -152,15 +158,6 @@ def measure(
         "not_tried": not_tried,
         "left_out": left_out,
     }
-
-
-def recall(ids: Int64Array, exact: Int64Array) -> float:
-    """Return the share of the exact items that was found, the mean over users."""
-    found = [
-        len(np.intersect1d(own, best[best >= 0])) / max(1, int((best >= 0).sum()))
-        for own, best in zip(ids, exact, strict=True)
-    ]
-    return float(np.mean(found))
 
 
 def _build_peers(

@@ -15,7 +15,7 @@ from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
 from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.timing import Search, Timed, index_search, interleaved
+from recprune.experiments.framework.timing import Search, Timed, index_search, interleaved, unsuited
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import scatter
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
@@ -219,14 +219,11 @@ def _work(own: Timed, base: Timed, name: str, num_items: int) -> Json:
 
 def _searches(workload: Workload) -> dict[str, Search]:
     """Return the methods that the index of a workload has."""
-    searches = {}
-    for method in _METHODS:
-        try:
-            workload.index.search(workload.sequence_embeddings[0], 1, method=method)
-        except InputError:
-            continue  # cells need eight splits
-        searches[method] = index_search(workload.index, method)
-    return searches
+    return {
+        method: index_search(workload.index, method)
+        for method in _METHODS
+        if unsuited(workload.index, method) is None  # cells need eight splits
+    }
 
 
 def _of_columns(search: Search, start: int, end: int) -> Search:

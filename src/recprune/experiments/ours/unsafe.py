@@ -12,7 +12,7 @@ from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
 from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.timing import Search, index_search, interleaved
+from recprune.experiments.framework.timing import Search, index_search, interleaved, recall
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import Panel, lines, two_panels
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
@@ -154,12 +154,6 @@ def _stopping_early(method: Method, limit: Json) -> Method:
 
 def _ndcg_of_users(ids: Int64Array, targets: Int32Array) -> Float64Array:
     return user_values(RankedUsers.of_targets(ids, targets), [_METRIC])[_METRIC]
-
-
-def recall(found: Int64Array, exact: Int64Array) -> float:
-    """Return the share of the exact top K that was found; −1 stands for nothing."""
-    hit = (exact[:, :, None] == found[:, None, :]).any(2) & (exact >= 0)
-    return float(hit.sum() / max(1, (exact >= 0).sum()))
 
 
 def cheapest(entries: Sequence[Json], method: str) -> Json:

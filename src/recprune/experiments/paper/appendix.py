@@ -22,7 +22,7 @@ from recprune.experiments.framework.experiment import (
     Setup,
     model_name,
 )
-from recprune.experiments.framework.record import Record
+from recprune.experiments.framework.record import Record, by_log
 from recprune.experiments.framework.workload import test_users
 from recprune.experiments.paper import published
 from recprune.experiments.peers.families import one_thread
@@ -89,9 +89,6 @@ class Appendix:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A table for each log."""
-        logs: dict[str, list[Record]] = {}
-        for record in records:
-            logs.setdefault(record.figures["log"], []).append(record)
         blocks: list[Block] = [
             Text(
                 "NDCG@10 over the full catalogue with 95 % bootstrap intervals; time to φ of one "
@@ -99,7 +96,7 @@ class Appendix:
                 "are; size of the checkpoint, and what it would be with a vector for every item."
             )
         ]
-        for log, entries in logs.items():
+        for log, entries in by_log(records).items():
             blocks += _blocks(log, entries)
         blocks.append(_published())
         return Section(self.title, self.name, tuple(blocks))

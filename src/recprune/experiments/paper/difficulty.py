@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
-from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.timing import Search, index_search, interleaved
+from recprune.experiments.framework.record import Record, by_log
+from recprune.experiments.framework.timing import Search, index_search, interleaved, unsuited
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.paper.heat_map import (
     one_of_each_log,
@@ -26,7 +26,7 @@ from recprune.experiments.paper.score_shape import STATISTICS, spearman, statist
 from recprune.experiments.report.charts import heat_map, scatter
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.methods import RecJPQPrune
-from recprune.types import Float32Array, InputError, Json, Progress, random_generator
+from recprune.types import Float32Array, Json, Progress, random_generator
 
 _PASSES = 3  # a user's time is the least of so many
 _POINTS = 300  # users in a scatter, at most
@@ -83,10 +83,7 @@ class Difficulty:
                 "it. What needs θ, the score of the 10th best item, foresees nothing."
             )
         ]
-        logs: dict[str, list[Record]] = {}
-        for record in records:
-            logs.setdefault(record.figures["log"], []).append(record)
-        for log, entries in logs.items():
+        for log, entries in by_log(records).items():
             blocks += _blocks(log, entries)
         return Section(self.title, self.name, tuple(blocks))
 
@@ -100,10 +97,9 @@ def measure(
         "recjpqprune": index_search(index, _METHOD),
         "auto": index_search(index, "auto"),
     }
-    try:
-        index.search(users[:1], 10, method="cells")
+    if unsuited(index, "cells") is None:
         searches["cells"] = index_search(index, "cells")
-    except InputError:
+    else:
         progress("cells cannot be had for this index")
     blocks = -(-len(users) // 50)
     block = -(-len(users) // blocks)  # all the same, so that nobody is left out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
-from recprune.experiments.framework.record import Record
+from recprune.experiments.framework.record import Record, by_log
 from recprune.experiments.framework.timing import (
     COMPARED,
     Search,
@@ -14,6 +14,7 @@ from recprune.experiments.framework.timing import (
     index_search,
     interleaved,
     milliseconds,
+    unsuited,
 )
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.paper import published
@@ -21,7 +22,7 @@ from recprune.experiments.report.charts import bars
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method
-from recprune.types import InputError, Json, Progress
+from recprune.types import Json, Progress
 
 _COMPARED = ("default", "pqtopk", "recjpqprune")  # those of the paper
 _FEW_QUERIES = "Percentiles that rest on too few queries are left blank."
@@ -60,10 +61,7 @@ class RQ1:
                 f"turns in one run. {_same_answers(records)}"
             )
         ]
-        logs: dict[str, list[Record]] = {}
-        for record in records:
-            logs.setdefault(record.figures["log"], []).append(record)
-        for log, entries in logs.items():
+        for log, entries in by_log(records).items():
             blocks += _blocks(log, entries)
         blocks.append(_beside_published(records))
         return Section(self.title, self.name, tuple(blocks))
@@ -85,10 +83,8 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
             method = Default(max_bytes=dense_bytes)
             # An index of its own: the item vectors stay as long as their index does.
             searched = Index.build(workload.codes, workload.sub_item_embeddings, layout="compact")
-        try:
-            searched.search(queries[:1], 1, method=method)
-        except InputError as error:
-            left_out[name] = str(error)
+        if (reason := unsuited(searched, method)) is not None:
+            left_out[name] = reason
             continue
         searches[name] = index_search(searched, method)
     timed = interleaved(

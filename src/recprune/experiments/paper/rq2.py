@@ -9,6 +9,7 @@ from recprune.experiments.framework.experiment import ExperimentPart, Need, Setu
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
+    NEARLY,
     Answer,
     Search,
     Timed,
@@ -17,13 +18,14 @@ from recprune.experiments.framework.timing import (
     index_search,
     interleaved,
     milliseconds,
+    unsuited,
 )
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import lines
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
 from recprune.search.index import Index
 from recprune.search.methods import Cells
-from recprune.types import Float32Array, InputError, Json, Progress
+from recprune.types import Float32Array, Json, Progress
 
 # Not `cells`, which `auto` takes where they pay; nor `default`, whose time is that of the product
 # with all item vectors, whatever K is.
@@ -31,7 +33,6 @@ _METHODS = ("auto", "scan", "recjpqprune", "pqtopk")
 _CUTOFFS = tuple(2**power for power in range(13))  # 1 … 4,096
 _QUICK_CUTOFFS = (1, 16, 256, 4096)
 _PAPER_CUTOFF = 256  # the largest in the paper
-_NEARLY = 1.05  # times this far apart count as the same
 
 
 class RQ2:
@@ -81,13 +82,10 @@ def measure(
     index = workload.index
     queries = workload.sequence_embeddings[:num_queries]
     possible = [k for k in cutoffs if k <= index.num_items]
-    methods, left_out = [], {}
-    for method in _METHODS:
-        try:
-            index.search(queries[:1], 1, method=method)
-            methods.append(method)
-        except InputError as error:
-            left_out[method] = str(error)
+    left_out = {
+        method: reason for method in _METHODS if (reason := unsuited(index, method)) is not None
+    }
+    methods = [method for method in _METHODS if method not in left_out]
     # All cutoffs in one run: what slows the machine down for a while bends no curve.
     timed = interleaved(
         {f"{method} {k}": _search_at(index, method, k) for method in methods for k in possible},
@@ -202,9 +200,9 @@ def _verdict(methods: Json) -> str:
     for at, entry in enumerate(methods["auto"]):
         name = min(methods, key=lambda method: methods[method][at]["p50_us"])
         factor = entry["p50_us"] / methods[name][at]["p50_us"]
-        if factor > _NEARLY:
+        if factor > NEARLY:
             slower.append(f"K = {entry['k']:,} (`{name}` is {factor:.2f} × as fast)")
-    count, near = len(methods["auto"]), f"within {_NEARLY - 1:.0%} of it"
+    count, near = len(methods["auto"]), f"within {NEARLY - 1:.0%} of it"
     if not slower:
         return f"`auto` is the fastest at every K, or {near}."
     if len(slower) > count / 2:

@@ -8,6 +8,7 @@ from recprune.experiments.framework.experiment import ExperimentPart, Need, Setu
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
+    NEARLY,
     agreement,
     agreement_in_words,
     index_search,
@@ -24,7 +25,6 @@ _STEPS = tuple(2**power for power in range(8))  # 1 … 128
 _QUICK_STEPS = (1, 8, 128)
 _REFERENCES = ("auto", "pqtopk")  # our default, and scoring every item
 _PUBLISHED_BEST = 8  # Petrov, Macdonald and Tonellotto, SIGIR 2025, section 6.3
-_NEARLY = 1.05  # times this far apart count as the same
 
 
 class RQ3:
@@ -142,11 +142,11 @@ def _best_in_words(entries: Sequence[Json], references: Json) -> str:
     near = [
         f"{entry['sub_items_per_step']}"
         for entry in entries
-        if entry is not best and entry["p50_us"] <= _NEARLY * best["p50_us"]
+        if entry is not best and entry["p50_us"] <= NEARLY * best["p50_us"]
     ]
     sentence = f"Best: **{size}**, in {best['p50_us'] / 1e3:,.3f} ms"
     if near:
-        sentence += f" ({' and '.join(near)} within {_NEARLY - 1:.0%} of it)"
+        sentence += f" ({' and '.join(near)} within {NEARLY - 1:.0%} of it)"
     compared = [
         f"`{name}` takes {entry['p50_us'] / best['p50_us']:.2f} × the time of the best"
         for name, entry in references.items()

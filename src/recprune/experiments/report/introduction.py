@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune.experiments.framework.record import Record, records_of
+from recprune.experiments.framework.record import Record, by_log, records_of
 from recprune.experiments.ours.peer_section import verdict
 from recprune.experiments.ours.prunable import answer
 from recprune.experiments.ours.scaling import PEERS
@@ -75,17 +75,10 @@ def introduction(records: Sequence[Record]) -> Section:
     return Section("In short", "in-short", tuple(blocks))
 
 
-def _of_logs(records: Sequence[Record]) -> dict[str, list[Record]]:
-    logs: dict[str, list[Record]] = {}
-    for record in records:
-        logs.setdefault(record.figures["log"], []).append(record)
-    return logs
-
-
 def _speed(records: Sequence[Record]) -> list[str]:
     """Say what a search takes, log by log."""
     sentences = []
-    for log, own in _of_logs(records).items():
+    for log, own in by_log(records).items():
         ranges = []
         for method in ("auto", "recjpqprune", "pqtopk", "default"):  # ours, and the paper's
             times = [
