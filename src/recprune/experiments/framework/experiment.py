@@ -96,6 +96,15 @@ def in_paper_order(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
+def where_measured(record: Record) -> str:
+    """Say of which model, over how many items and on what machine searches were measured."""
+    figures = record.figures
+    return (
+        f"**{figures['log']}, {model_name(figures['model'])}**: {figures['items']:,} items; "
+        f"{record.machine['cpu']}, {figures['instruction_set']}."
+    )
+
+
 def model_name(model: str) -> str:
     """Return how a model is called in a table."""
     return MODEL_NAMES.get(model, model)

@@ -56,6 +56,15 @@ class Workload:
         """Its index, built on first use."""
         return Index.build(self.codes, self.sub_item_embeddings, threads=2)
 
+    def describe(self) -> Json:
+        """Return with what the figures of its searches begin."""
+        return {
+            "log": self.log,
+            "model": self.model,
+            "items": self.index.num_items,
+            "instruction_set": self.index.describe()["instruction_set"],
+        }
+
     def checksum(self) -> str:
         """Return what changes when anything that is searched changes."""
         total = hashlib.sha256()

@@ -10,7 +10,13 @@ import numpy as np
 
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    where_measured,
+)
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, index_search, interleaved, recall
 from recprune.experiments.framework.workload import Workload
@@ -138,12 +144,9 @@ def measure(
             **timed[f"{name} {kind} {value}"].summary(),
         })  # fmt: skip
     return {
-        "log": workload.log,
-        "model": workload.model,
-        "items": index.num_items,
+        **workload.describe(),
         "users": len(users),
         "hits": int((exact == targets[:, None]).any(1).sum()),
-        "instruction_set": index.describe()["instruction_set"],
         "entries": entries,
     }
 
@@ -246,8 +249,7 @@ def _blocks(record: Record) -> list[Block]:
         )  # fmt: skip
     return [
         Text(
-            f"**{log}, {model}**: {figures['items']:,} items; {record.machine['cpu']}, "
-            f"{figures['instruction_set']}. {_basis(figures)} "
+            f"{where_measured(record)} {_basis(figures)} "
             + " ".join((*verdicts, _compared(entries)))
         ),
         *pictures,

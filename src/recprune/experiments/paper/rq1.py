@@ -106,11 +106,8 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
             "pqtopk": workload.ndcg(timed["pqtopk"].ids[met], met),
         }
     return {
-        "log": workload.log,
-        "model": workload.model,
-        "items": index.num_items,
+        **workload.describe(),
         "users": len(every),
-        "instruction_set": index.describe()["instruction_set"],
         "methods": methods,
         "agreed": agreed,
         "left_out": left_out,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recprune import _native
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    where_measured,
+)
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -100,10 +106,7 @@ def measure(
     for entry in entries["auto"]:
         entry["by_cells"] = _share_by_cells(timed[f"auto {entry['k']}"])
     return {
-        "log": workload.log,
-        "model": workload.model,
-        "items": index.num_items,
-        "instruction_set": index.describe()["instruction_set"],
+        **workload.describe(),
         "methods": entries,
         "agreed": agreed,
         "left_out": left_out,
@@ -154,8 +157,7 @@ def _blocks(record: Record) -> list[Block]:
     left_out = " ".join(f"{name}: {reason}." for name, reason in figures["left_out"].items())
     return [
         Text(
-            f"**{figures['log']}, {model}**: {figures['items']:,} items; {record.machine['cpu']}, "
-            f"{figures['instruction_set']}. {_growth(methods)} {_verdict(methods)} "
+            f"{where_measured(record)} {_growth(methods)} {_verdict(methods)} "
             f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    where_measured,
+)
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -80,10 +86,7 @@ def measure(
     } | {name: index_search(index, name) for name in _REFERENCES}
     timed = interleaved(searches, queries, 10, seed=seed, progress=progress)
     return {
-        "log": workload.log,
-        "model": workload.model,
-        "items": index.num_items,
-        "instruction_set": index.describe()["instruction_set"],
+        **workload.describe(),
         "steps": [
             {"sub_items_per_step": size, **timed[f"{size}"].summary()} for size in possible
         ],
@@ -117,8 +120,7 @@ def _blocks(record: Record) -> list[Block]:
     ]  # fmt: skip
     return [
         Text(
-            f"**{figures['log']}, {model}**: {items:,} items; {record.machine['cpu']}, "
-            f"{figures['instruction_set']}. {_best_in_words(entries, figures['references'])} "
+            f"{where_measured(record)} {_best_in_words(entries, figures['references'])} "
             f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(
