@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from recprune import Index, InputError, build_posting_lists
 from recprune.experiments.peers.faiss_hnsw import FaissHNSW
-from recprune.experiments.peers.faiss_peer import FaissPeer
+from recprune.experiments.peers.faiss_peer import FaissPeer, faiss_threads
 from recprune.experiments.peers.faiss_pq import FaissPQ
 from recprune.experiments.peers.families import (
     FAMILIES,
@@ -25,8 +25,9 @@ from recprune.experiments.peers.families import (
     one_thread,
     why_not,
 )
-from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set
+from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer
 from recprune.experiments.peers.scann_peer import Scann, ScannPeer
+from recprune.experiments.peers.torch_peer import torch_threads
 from recprune.experiments.peers.torch_recjpqprune import TorchRecJPQPrune, TorchRecJPQPrunePeer
 from recprune.search import reference
 from recprune.types import Float32Array, Int64Array, MissingExtraError
@@ -353,7 +354,7 @@ def test_a_graph_over_codes_is_the_graph_over_vectors(split_width: int) -> None:
     family = FaissHNSW(ef_search=(16, 64))
     over_vectors = faiss.IndexHNSWFlat(wide.shape.width, family.links, faiss.METRIC_INNER_PRODUCT)
     over_vectors.hnsw.efConstruction = family.build_breadth
-    with threads_set(1, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+    with faiss_threads(1):
         over_vectors.add(wide.item_vectors())
     for peer, breadth in zip(build(family, wide, PLENTY, threads=1), (16, 64), strict=True):
         over_vectors.hnsw.efSearch = breadth
@@ -400,10 +401,7 @@ def test_item_vectors_are_sub_item_vectors_side_by_side() -> None:
 
 def test_searching_leaves_the_number_of_threads_alone() -> None:
     torch, faiss = pytest.importorskip("torch"), pytest.importorskip("faiss")
-    with (
-        threads_set(2, torch.get_num_threads, torch.set_num_threads),
-        threads_set(2, faiss.omp_get_max_threads, faiss.omp_set_num_threads),
-    ):
+    with torch_threads(2), faiss_threads(2):
         for family in available_families():
             built(family)[0].search(queries()[0], 5)
             assert (torch.get_num_threads(), faiss.omp_get_max_threads()) == (2, 2), family

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recprune.experiments.peers.faiss_peer import FaissPeer, import_faiss
+from recprune.experiments.peers.faiss_peer import FaissPeer, faiss_threads, import_faiss
 from recprune.experiments.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
-from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
+from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer, timed
 
 _ENCODED_AT_A_TIME = 8192  # items; FAISS's own number takes gigabytes of distances
 
@@ -58,10 +58,7 @@ class FaissHNSW:
             index = faiss.IndexHNSW(storage, self.links)
             index.is_trained = True
             index.hnsw.efConstruction = self.build_breadth
-            with (
-                threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads),
-                _encoding_by(_ENCODED_AT_A_TIME),
-            ):
+            with faiss_threads(threads), _encoding_by(_ENCODED_AT_A_TIME):
                 index.add(model.item_vectors())
             # Encoding may have mistaken a sub-item for one that is next to it.
             faiss.copy_array_to_vector(np.ascontiguousarray(model.codes).ravel(), storage.codes)

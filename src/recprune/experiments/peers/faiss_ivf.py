@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.experiments.peers.faiss_peer import FaissPeer, import_faiss
+from recprune.experiments.peers.faiss_peer import FaissPeer, faiss_threads, import_faiss
 from recprune.experiments.peers.faiss_pq import CENTROIDS, centroids_of, too_many_sub_items
-from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer, threads_set, timed
+from recprune.experiments.peers.peer import CodesAndVectors, ModelShape, Peer, timed
 from recprune.types import Float32Array, Int32Array, random_generator
 
 _CHUNK = 65_536  # items whose vectors are put together at a time
@@ -187,8 +187,7 @@ def _groups_of(model: CodesAndVectors, roots: int, threads: int) -> _Groups:
     """Return the groups of a model, made once for all who ask."""
     known = _groups.setdefault(model, {})
     if (roots, threads) not in known:
-        faiss = import_faiss()
-        with threads_set(threads, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+        with faiss_threads(threads):
             centroids, training_seconds = timed(lambda: _train(model, roots))
             of_item, seconds = timed(lambda: _nearest(centroids, model))
         known[roots, threads] = _Groups(centroids, of_item, training_seconds + seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,17 @@ class FaissPeer:
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
         """Return the k best items, best first."""
-        faiss = import_faiss()
         query = checked_query(sequence_embedding, self.index.d, k)
-        with threads_set(1, faiss.omp_get_max_threads, faiss.omp_set_num_threads):
+        with faiss_threads(1):
             _, ids = self.index.search(query, k, params=self.parameters)
         best: Int64Array = ids[0]
         return best
+
+
+def faiss_threads(count: int) -> AbstractContextManager[None]:
+    """Let FAISS use so many threads for a while."""
+    faiss = import_faiss()
+    return threads_set(count, faiss.omp_get_max_threads, faiss.omp_set_num_threads)
 
 
 def import_faiss() -> Any:

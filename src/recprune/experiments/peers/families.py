@@ -14,10 +14,12 @@ from recprune.experiments.peers.faiss_ivf import (
     FaissIVFPQ,
     FaissIVFPQFewLists,
 )
+from recprune.experiments.peers.faiss_peer import faiss_threads
 from recprune.experiments.peers.faiss_pq import FaissPQ
-from recprune.experiments.peers.peer import CodesAndVectors, Family, ModelShape, Peer, threads_set
+from recprune.experiments.peers.peer import CodesAndVectors, Family, ModelShape, Peer
 from recprune.experiments.peers.scann_peer import Scann
 from recprune.experiments.peers.torch_dense import TorchDense
+from recprune.experiments.peers.torch_peer import torch_threads
 from recprune.experiments.peers.torch_pqtopk import TorchPQTopK
 from recprune.experiments.peers.torch_recjpqprune import TorchRecJPQPrune
 from recprune.experiments.peers.usearch_peer import Usearch
@@ -85,15 +87,9 @@ def one_thread() -> Iterator[None]:
     switching is no part of what is measured.
     """
     with ExitStack() as stack:
-        if find_spec("torch") is not None:
-            import torch
-
-            stack.enter_context(threads_set(1, torch.get_num_threads, torch.set_num_threads))
-        if find_spec("faiss") is not None:
-            import faiss
-
-            put = faiss.omp_set_num_threads
-            stack.enter_context(threads_set(1, faiss.omp_get_max_threads, put))
+        for package, threads in (("torch", torch_threads), ("faiss", faiss_threads)):
+            if find_spec(package) is not None:
+                stack.enter_context(threads(1))
         yield
 
 

@@ -11,9 +11,9 @@ from recprune.experiments.peers.peer import (
     Peer,
     checked_query,
     padded,
-    threads_set,
     timed,
 )
+from recprune.experiments.peers.torch_peer import inference
 from recprune.types import Float32Array, Int64Array, needs_extra
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ class TorchDensePeer:
 
         num_items, width = self.item_vectors.shape
         query = checked_query(sequence_embedding, width, k)
-        with (
-            threads_set(1, torch.get_num_threads, torch.set_num_threads),
-            torch.inference_mode(),
-        ):
+        with inference():
             scores = self.item_vectors @ torch.tensor(query[0])
             best = torch.topk(scores, min(k, num_items)).indices
         return padded(best.numpy(), k)

@@ -17,22 +17,13 @@ from recprune.experiments.peers.peer import (
     Peer,
     checked_query,
     padded,
-    threads_set,
     timed,
 )
+from recprune.experiments.peers.torch_peer import inference, sub_item_scores
 from recprune.types import Float32Array, Int64Array, needs_extra
 
 if TYPE_CHECKING:
     import torch
-
-
-def sub_item_scores(query: Float32Array, sub_item_embeddings: torch.Tensor) -> torch.Tensor:
-    """Return S, [M, B], for a query [1, d]."""
-    import torch
-
-    num_splits, _, split_width = sub_item_embeddings.shape
-    parts = torch.tensor(query).view(num_splits, split_width, 1)
-    return torch.matmul(sub_item_embeddings, parts).squeeze(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +48,7 @@ class TorchPQTopKPeer:
 
         num_splits, _, split_width = self.sub_item_embeddings.shape
         query = checked_query(sequence_embedding, num_splits * split_width, k)
-        with (
-            threads_set(1, torch.get_num_threads, torch.set_num_threads),
-            torch.inference_mode(),
-        ):
+        with inference():
             scores = sub_item_scores(query, self.sub_item_embeddings)
             # torch takes bytes for a mask; widened when needed, they cost less memory traffic.
             total = scores[0].index_select(0, self.codes[0].to(torch.int32))

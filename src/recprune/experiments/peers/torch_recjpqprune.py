@@ -19,10 +19,9 @@ from recprune.experiments.peers.peer import (
     Peer,
     checked_query,
     padded,
-    threads_set,
     timed,
 )
-from recprune.experiments.peers.torch_pqtopk import sub_item_scores
+from recprune.experiments.peers.torch_peer import inference, sub_item_scores
 from recprune.search.posting_lists import build_posting_lists
 from recprune.types import Float32Array, InputError, Int64Array, needs_extra
 
@@ -69,14 +68,9 @@ class TorchRecJPQPrunePeer:
 
     def prune(self, sequence_embedding: Float32Array, k: int) -> Pruned:
         """Return the k best items with their scores, and how many items had to be scored."""
-        import torch
-
         num_splits, _, split_width = self.sub_item_embeddings.shape
         query = checked_query(sequence_embedding, num_splits * split_width, k)
-        with (
-            threads_set(1, torch.get_num_threads, torch.set_num_threads),
-            torch.inference_mode(),
-        ):
+        with inference():
             return self._prune(sub_item_scores(query, self.sub_item_embeddings), k)
 
     def _prune(self, scores: torch.Tensor, k: int) -> Pruned:
