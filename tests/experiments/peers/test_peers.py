@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recprune import Index, InputError, build_posting_lists
+from recprune.experiments.framework.machine import machine
 from recprune.experiments.peers.faiss_hnsw import FaissHNSW
 from recprune.experiments.peers.faiss_peer import FaissPeer, faiss_threads
 from recprune.experiments.peers.faiss_pq import FaissPQ
@@ -22,6 +24,7 @@ from recprune.experiments.peers.families import (
     FAMILIES,
     available_families,
     build,
+    libraries,
     one_thread,
     why_not,
 )
@@ -408,6 +411,12 @@ def test_searching_leaves_the_number_of_threads_alone() -> None:
         with one_thread():
             assert (torch.get_num_threads(), faiss.omp_get_max_threads()) == (1, 1)
         assert (torch.get_num_threads(), faiss.omp_get_max_threads()) == (2, 2)
+
+
+def test_the_machine_is_described_with_the_libraries_of_all_peers() -> None:
+    found = {name: version(name) for name in libraries() if name in machine()}
+    assert found.items() <= machine().items()
+    assert len(found) == len({FAMILIES[key].package for key in available_families()})
 
 
 def test_asking_what_there_is_loads_none_of_the_libraries() -> None:

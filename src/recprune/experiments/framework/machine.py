@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from recprune.experiments.peers.families import libraries
 from recprune.types import VERSION, Json
 
-_PACKAGES = ("torch", "onnxruntime", "faiss-cpu", "scann", "usearch", "polars")
+# Beside NumPy, whose versions figures may depend on.
+_PACKAGES = tuple(dict.fromkeys(("torch", "onnxruntime", *libraries(), "polars")))
 
 
 def machine() -> Json:

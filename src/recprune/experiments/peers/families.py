@@ -50,12 +50,16 @@ def available_families() -> list[str]:
     return [key for key, family in FAMILIES.items() if _installed(family)]
 
 
+def libraries() -> list[str]:
+    """Return what pip calls the libraries of all families."""
+    return list(dict.fromkeys(map(_pip_name, FAMILIES.values())))
+
+
 def why_not(family: str | Family, shape: ModelShape, budget_bytes: int) -> str | None:
     """Say in a sentence why a family cannot be built for a model of that shape; None if it can."""
     chosen = _find(family)
     if not _installed(chosen):
-        name = _PIP_NAMES.get(chosen.package, chosen.package)
-        return f"{chosen.package} is not installed: pip install {name}"
+        return f"{chosen.package} is not installed: pip install {_pip_name(chosen)}"
     needed = chosen.bytes_needed(shape)
     if needed > budget_bytes:
         return (
@@ -95,6 +99,10 @@ def one_thread() -> Iterator[None]:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.3f} MB"
+
+
+def _pip_name(family: Family) -> str:
+    return _PIP_NAMES.get(family.package, family.package)
 
 
 def _installed(family: Family) -> bool:
