@@ -15,7 +15,7 @@ from recprune.serve.engine.engine import Engine, load_engine
 from recprune.serve.histories.histories import Histories, open_histories
 from recprune.serve.keys import Keys, read_keys
 from recprune.serve.logs import log
-from recprune.serve.metrics import Metrics
+from recprune.serve.prometheus import Metrics
 from recprune.types import RecpruneError, StorageError
 
 _PROBED_S = 1.0  # for how long it is believed that histories can be kept, or cannot
