@@ -113,9 +113,12 @@ def test_inconsistent_arrays_are_refused() -> None:
             with_arrays(*broken)
     with pytest.raises(InputError, match="items is int64"):
         Interactions(
-            np.array([0, 1]), np.array([0]), np.array([0]), IntegerIds(np.array([1])),
+            np.array([0, 1]),
+            np.array([0]),
+            np.array([0]),
             IntegerIds(np.array([1])),
-        )  # fmt: skip
+            IntegerIds(np.array([1])),
+        )
     with pytest.raises(InputError, match="user 2 of 2"):
         with_arrays([0, 1, 2], [0, 2], [5, 4]).history(2)
 

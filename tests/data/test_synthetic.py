@@ -113,8 +113,10 @@ def test_a_write_that_fails_is_named_and_leaves_the_old_file(tmp_path: Path) -> 
     command = ["synth", "--preset", "gowalla-like", "--users", "500", "--items", "5000"]
     result = subprocess.run(
         [sys.executable, "-c", program, *command, "--interactions", "20000", "--out", path],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 2
     assert "log.parquet: cannot be written" in result.stderr
     assert "Traceback" not in result.stderr

@@ -156,7 +156,7 @@ def test_an_encoder_may_look_at_less_than_the_model_can(model: SequenceModel) ->
         assert np.array_equal(short.encode([history]), whole.encode([history[-5:]]))
 
 
-def test_nobody_to_encode_gives_no_rows(encoder: Encoder) -> None:
+def test_no_histories_give_no_rows(encoder: Encoder) -> None:
     assert encoder.encode([]).shape == (0, WIDTH)
     assert (encoder.length, encoder.width) == (LENGTH, WIDTH)
 

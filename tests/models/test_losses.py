@@ -167,9 +167,11 @@ SCORES = st.floats(-1e4, 1e4, width=32)
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@given(rows=st.integers(1, 4).flatmap(
-    lambda k: st.lists(st.lists(SCORES, min_size=k + 1, max_size=k + 1), min_size=1, max_size=5)
-))  # fmt: skip
+@given(
+    rows=st.integers(1, 4).flatmap(
+        lambda k: st.lists(st.lists(SCORES, min_size=k + 1, max_size=k + 1), min_size=1, max_size=5)
+    )
+)
 def test_any_scores_cost_what_they_cost_in_float64(
     name: str, dtype: torch.dtype, rows: list[list[float]]
 ) -> None:

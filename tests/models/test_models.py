@@ -313,7 +313,7 @@ def test_a_long_history_counts_by_its_last_items(
 
 
 @pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
-def test_nobody_is_encoded_as_nothing(architecture: str) -> None:
+def test_no_histories_have_no_embeddings(architecture: str) -> None:
     assert encode_histories(model_of(architecture), LENGTH, []).shape == (0, WIDTH)
 
 

@@ -63,7 +63,11 @@ def test_values_replace_only_what_they_name() -> None:
 
 
 def test_names_of_settings_are_unique() -> None:
-    names = [field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)]  # fmt: skip
+    names = [
+        field.name
+        for kind in (ModelSettings, TrainingSettings)
+        for field in dataclasses.fields(kind)
+    ]
     assert len(names) == len(set(names))
 
 
@@ -136,8 +140,13 @@ def test_bce_has_one_negative() -> None:
 # The command -------------------------------------------------------------------------------------
 
 TINY = [
-    "width=16", "length=8", "num_blocks=1", "max_epochs=1", "num_negatives=3", "batch_size=20",
-]  # fmt: skip
+    "width=16",
+    "length=8",
+    "num_blocks=1",
+    "max_epochs=1",
+    "num_negatives=3",
+    "batch_size=20",
+]
 
 
 @pytest.fixture
@@ -161,9 +170,18 @@ def test_the_command_takes_single_settings(prepared: str) -> None:
     options = [*words(TINY), *words(["loss=softmax", "exclude_seen=true", "dropout=0"])]
     found = trained_with(prepared, "--preset", "gbert4rec", *options)
     expected = find_preset("gbert4rec").with_values(
-        {"width": 16, "length": 8, "num_blocks": 1, "max_epochs": 1, "num_negatives": 3,
-         "batch_size": 20, "loss": "softmax", "exclude_seen": True, "dropout": 0}
-    )  # fmt: skip
+        {
+            "width": 16,
+            "length": 8,
+            "num_blocks": 1,
+            "max_epochs": 1,
+            "num_negatives": 3,
+            "batch_size": 20,
+            "loss": "softmax",
+            "exclude_seen": True,
+            "dropout": 0,
+        }
+    )
     assert found == expected
 
 
@@ -214,9 +232,11 @@ def test_mistakes_in_settings_end_with_a_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in (
-        ("text", "width: 16"), ("list", "[1]"), ("flat", '{"width": 16}'),
+        ("text", "width: 16"),
+        ("list", "[1]"),
+        ("flat", '{"width": 16}'),
         ("wrong", '{"model": {"widht": 16}}'),
-    ):  # fmt: skip
+    ):
         Path(f"{name}.json").write_text(text)
     assert main(["train", prepared, "--out", "model", *words(TINY), *options]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A prepared log is the hold-out that it came from, whole, in a folder that anybody can read."""
+"""A prepared log is the hold-out that it came from, whole, in a folder that needs NumPy alone."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def cycle(
     num_sub_items: int = 16,
     seed: int = 0,
 ) -> Prepared:
-    """Everybody walks round one cycle: item i is always followed by item i + 1.
+    """All users walk round one cycle: item i is always followed by item i + 1.
 
-    The last two items of everybody are the test and the validation target.
+    The last two items of every user are the validation and the test target.
     """
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, num_items, num_users)
@@ -54,9 +54,9 @@ def cycle(
 
 
 def prepared_of(histories: list[list[int]], codes: Any, num_sub_items: int) -> Prepared:
-    """Test on everybody's last item, validate on the one before, train on the others.
+    """Test on every user's last item, validate on the one before, train on the others.
 
-    Who has fewer than two items has nothing but these for training.
+    Users with two items or fewer keep all of them for training.
     """
     lengths = np.array([len(history) for history in histories], np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -118,9 +118,9 @@ def test_everything_comes_back_from_disk(tmp_path: Path, ids: str) -> None:
     assert loaded.settings == prepared.settings
     assert loaded.settings["holdout"] == "temporal"
     assert loaded.settings["codebook"]["method"] == "svd"
-    everybody, everything = range(loaded.num_users), range(loaded.num_items)
-    assert loaded.user_ids.take(everybody) == prepared.user_ids.take(everybody)
-    assert loaded.item_ids.take(everything) == prepared.item_ids.take(everything)
+    users, items = range(loaded.num_users), range(loaded.num_items)
+    assert loaded.user_ids.take(users) == prepared.user_ids.take(users)
+    assert loaded.item_ids.take(items) == prepared.item_ids.take(items)
 
 
 @pytest.mark.parametrize("protocol", ["temporal", "leave one out"])
@@ -271,7 +271,7 @@ def test_prepare_cuts_in_time_by_default(log_file: Path, tmp_path: Path) -> None
     options = ["--train-fraction", "0.5", "--validation-users", "0", "--assignment", "random"]
     assert main(["prepare", str(log_file), "--out", str(out), *options, *SMALL]) == 0
     prepared = Prepared.load(out)
-    # 48 of 95 interactions: places 0 to 4 of everybody (50) without users 8 and 9 at place 4.
+    # 48 of 95 interactions: places 0 to 4 of every user (50) without users 8 and 9 at place 4.
     assert prepared.train_ends.sum() - prepared.offsets[:-1].sum() == 48
     assert prepared.settings["cut_time"].startswith("2017-07-14")
     assert prepared.settings["train_fraction"] == 0.5

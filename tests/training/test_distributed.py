@@ -1,4 +1,4 @@
-"""Several workers train the model that one would train, stop together, and fail in one voice."""
+"""Several workers train the model that one would train, stop together, and fail with one error."""
 
 from __future__ import annotations
 
@@ -72,11 +72,13 @@ def assert_nearly_the_same(first: Path, second: Path) -> None:
 def training(out: Path, prepared: Prepared, *more: str) -> Iterator[subprocess.Popen[str]]:
     """Run the command with two workers."""
     prepared.save(out.with_name("prepared"))
+    folders: list[str | Path] = [out.with_name("prepared"), "--out", out]
     running = subprocess.Popen(
-        [COMMAND, "train", out.with_name("prepared"), "--out", out, "--workers", "2",
-         "--device", "cpu", *more],
-        stderr=subprocess.PIPE, text=True, env=ONE_THREAD,
-    )  # fmt: skip
+        [COMMAND, "train", *folders, "--workers", "2", "--device", "cpu", *more],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD,
+    )
     with running:
         try:
             yield running
@@ -156,20 +158,29 @@ def test_two_workers_train_what_one_does(tmp_path: Path) -> None:
 
 
 def test_torchrun_starts_workers_as_well(tmp_path: Path) -> None:
-    """More of them than a minibatch has rows; and their number need not be said."""
+    """More of them than a minibatch has rows; and their number need not be given."""
     prepared = cycle(5, 15, 10)
     settings = settings_of(
-        architecture="bert4rec", embedding="full", loss="softmax", clip_norm=0.0, dropout=0.0,
-        max_epochs=2, batch_size=3,
-    )  # fmt: skip
+        architecture="bert4rec",
+        embedding="full",
+        loss="softmax",
+        clip_norm=0.0,
+        dropout=0.0,
+        max_epochs=2,
+        batch_size=3,
+    )
     prepared.save(tmp_path / "prepared")
     train(prepared, settings, tmp_path / "one", device="cpu")
     arguments: list[str | Path] = ["train", tmp_path / "prepared", "--out", tmp_path / "three"]
+    torchrun = COMMAND.with_name("torchrun")
+    options = ["--standalone", "--nproc-per-node", "3", "--no-python"]
     done = subprocess.run(
-        [COMMAND.with_name("torchrun"), "--standalone", "--nproc-per-node", "3", "--no-python",
-         COMMAND, *arguments, "--device", "cpu", *words(changed(settings))],
-        capture_output=True, text=True, check=False, env=ONE_THREAD,
-    )  # fmt: skip
+        [torchrun, *options, COMMAND, *arguments, "--device", "cpu", *words(changed(settings))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ONE_THREAD,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("best NDCG@10 on validation") == 1
     assert_nearly_the_same(tmp_path / "three", tmp_path / "one")
@@ -258,8 +269,10 @@ def test_workers_that_wait_for_others_say_so_and_can_be_interrupted(tmp_path: Pa
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     waiting = subprocess.Popen(
         [COMMAND, "train", tmp_path / "prepared", "--out", tmp_path / "out", "--device", "cpu"],
-        stderr=subprocess.PIPE, text=True, env=ONE_THREAD | place,
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD | place,
+    )
     with waiting:
         try:
             read_until(waiting, f"worker 0: waiting for 2 workers at 127.0.0.1:{port}\n")
@@ -271,7 +284,7 @@ def test_workers_that_wait_for_others_say_so_and_can_be_interrupted(tmp_path: Pa
     assert "Traceback" not in said
 
 
-LAST_WORDS = """
+WITHOUT_SUPERVISOR = """
 import signal, socket, sys
 from recprune.training.launch import as_worker
 from recprune.types import InputError
@@ -285,8 +298,8 @@ sys.exit(as_worker(theirs.detach(), fail))
 
 
 def test_a_worker_whose_supervisor_is_gone_ends_without_complaint() -> None:
-    words = [sys.executable, "-c", LAST_WORDS]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", WITHOUT_SUPERVISOR]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "")
 
 

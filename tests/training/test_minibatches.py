@@ -28,9 +28,14 @@ BOTH = pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
 
 def settings_of(**values: Any) -> Settings:
     small = {
-        "width": 16, "length": 12, "num_blocks": 1, "num_negatives": 4, "batch_size": 10,
-        "max_epochs": 3, "learning_rate": 0.01,
-    }  # fmt: skip
+        "width": 16,
+        "length": 12,
+        "num_blocks": 1,
+        "num_negatives": 4,
+        "batch_size": 10,
+        "max_epochs": 3,
+        "learning_rate": 0.01,
+    }
     return Settings().with_values(small | values)
 
 

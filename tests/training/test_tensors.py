@@ -201,9 +201,20 @@ def test_a_header_that_does_not_fit_the_file_is_refused(whole: Path, entry: dict
 
 @pytest.mark.parametrize(
     "header",
-    [b"", b"[]", b"3", b"null", b'"x"', b"{", b"\xff\xfe", b'{"x": 3}', b'{"x": {}}', b"[" * 100_000],
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"null",
+        b'"x"',
+        b"{",
+        b"\xff\xfe",
+        b'{"x": 3}',
+        b'{"x": {}}',
+        b"[" * 100_000,
+    ],
     ids=lambda header: repr(header[:10]),
-)  # fmt: skip
+)
 def test_a_header_that_is_something_else_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "some.safetensors"
     write_with_header(path, header, b"")

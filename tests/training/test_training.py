@@ -1,4 +1,4 @@
-"""Batches show what may be shown; training learns, stops, goes on and keeps the best."""
+"""Training learns, stops, goes on where it stopped, and keeps the best."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recprune import InputError, RecpruneError, StorageError
+from recprune import InputError, RecpruneError, StorageError, Targets
 from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
 from recprune.models.sequence_model import SequenceModel, build_model
@@ -85,7 +85,7 @@ def test_a_cycle_of_items_is_learned(tmp_path: Path, name: str) -> None:
     run(prepared, settings, tmp_path)
     model, _ = load_model(tmp_path, prepared)
     assert validation_ndcg(model, prepared, settings) > 0.9
-    # Also what nobody was judged by meanwhile: the test items.
+    # Also the test items, by which no epoch was judged.
     test = replace(prepared, validation=prepared.test)
     assert validation_ndcg(model, test, settings) > 0.9
 
@@ -111,7 +111,7 @@ def lines_without_times(out: Path) -> list[dict[str, Any]]:
 def test_the_seed_decides_everything(tmp_path: Path, architecture: str) -> None:
     prepared, settings = cycle(), settings_of(architecture=architecture)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        torch.manual_seed(int.from_bytes(os.urandom(4), "little"))  # nobody's business
+        torch.manual_seed(int.from_bytes(os.urandom(4), "little"))  # must not matter
         run(prepared, settings.with_values({"seed": seed}), tmp_path / name)
     assert identical(weights(tmp_path / "a", CHECKPOINT), weights(tmp_path / "b", CHECKPOINT))
     assert (tmp_path / "a" / MODEL).read_bytes() == (tmp_path / "b" / MODEL).read_bytes()
@@ -138,8 +138,8 @@ def test_training_makes_its_folder_and_tells_where_it_ended(tmp_path: Path) -> N
 
 def test_training_works_without_validation_users(tmp_path: Path) -> None:
     prepared = cycle()
-    nobody = np.empty(0, np.int64)
-    none = type(prepared.validation)(nobody.astype(np.int32), nobody.astype(np.int32), nobody, nobody.copy())  # fmt: skip
+    no_ids, no_places = np.empty(0, np.int32), np.empty(0, np.int64)
+    none = Targets(no_ids, no_ids, no_places, no_places)
     reports = run(replace(prepared, validation=none), settings_of(), tmp_path)
     assert [report.ndcg for report in reports] == [0.0, 0.0, 0.0]
     # With nothing to choose by, the last weights are kept.
@@ -157,7 +157,7 @@ def test_training_works_in_a_thread(tmp_path: Path) -> None:
 
 
 def test_what_was_seen_may_be_left_out_of_the_validation_ranking() -> None:
-    """Everybody has been round the whole cycle but for the next item: it is all that is left."""
+    """All users have been round the whole cycle but for the next item: it is all that is left."""
     prepared = cycle(20, 14, 15)  # 13 different items for training, then the last one
     settings = settings_of()
     model = untrained(prepared, settings)
@@ -446,13 +446,15 @@ def best_line(shown: str) -> str:
 
 def test_ctrl_c_saves_and_resuming_ends_like_an_uninterrupted_run(tmp_path: Path) -> None:
     cycle(60, 40).save(tmp_path / "prepared")
-    arguments: list[str | Path] = [
-        COMMAND, "train", tmp_path / "prepared", *SETTINGS, "--set", "batch_size=1"
-    ]  # fmt: skip
+    one_user = [*SETTINGS, "--set", "batch_size=1"]
+    arguments: list[str | Path] = [COMMAND, "train", tmp_path / "prepared", *one_user]
     whole = subprocess.run(
         [*arguments, "--out", tmp_path / "whole"],
-        capture_output=True, text=True, check=True, env=ONE_THREAD,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=ONE_THREAD,
+    )
     running = subprocess.Popen(
         [*arguments, "--out", tmp_path / "parts"], stderr=subprocess.PIPE, text=True, env=ONE_THREAD
     )
@@ -473,8 +475,11 @@ def test_ctrl_c_saves_and_resuming_ends_like_an_uninterrupted_run(tmp_path: Path
     assert "Traceback" not in complaint
     resumed = subprocess.run(
         [*arguments, "--out", tmp_path / "parts", "--resume"],
-        capture_output=True, text=True, check=True, env=ONE_THREAD,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env=ONE_THREAD,
+    )
     assert (tmp_path / "parts" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
     assert_same_outcome(tmp_path / "parts", tmp_path / "whole")
     assert (tmp_path / "parts" / "training.png").stat().st_size > 1000
@@ -539,9 +544,17 @@ def test_a_training_without_time_for_an_epoch_says_so(
 def test_training_runs_where_there_is_only_torch_and_numpy(tmp_path: Path) -> None:
     cycle(20).save(tmp_path / "prepared")
     blocked = (
-        "polars", "rich", "scipy", "pyarrow", "safetensors", "onnx", "matplotlib", "pandas",
-        "threadpoolctl", "recprune._native",
-    )  # fmt: skip
+        "polars",
+        "rich",
+        "scipy",
+        "pyarrow",
+        "safetensors",
+        "onnx",
+        "matplotlib",
+        "pandas",
+        "threadpoolctl",
+        "recprune._native",
+    )
     code = f"""
         import sys
         for name in {blocked!r}:
@@ -552,8 +565,11 @@ def test_training_runs_where_there_is_only_torch_and_numpy(tmp_path: Path) -> No
     arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"), *SETTINGS]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True, text=True, check=False, env=ONE_THREAD,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ONE_THREAD,
+    )
     assert done.returncode == 0, done.stderr
     assert "no picture of the training: this needs matplotlib" in done.stderr
     assert [line["epoch"] for line in lines_without_times(tmp_path / "out")] == [1, 2, 3]

@@ -21,8 +21,8 @@ from recprune.types import Columns, InputError
 LogFormat = Literal["auto", "gowalla", "tmall", "movielens"]
 LOG_FORMATS: tuple[str, ...] = get_args(LogFormat)
 
-_HEAD_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 28
+_HEAD_BYTES = 1 << 16  # read at a time until the first line ends
+_LONGEST_LINE = 1 << 28  # bytes after which a first line without end is cut off
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _PART_SUFFIXES = {
@@ -167,10 +167,16 @@ def find_layout(
     else:
         names = [str(position) for position in range(len(names))]
     base = Layout(
-        "delimited", "", "", "", time_format,
-        delimiter=delimiter, columns=tuple(names), header_lines=int(header),
+        "delimited",
+        user="",
+        item="",
+        time="",
+        time_format=time_format,
+        delimiter=delimiter,
+        columns=tuple(names),
+        header_lines=int(header),
         quoted=delimiter != "\t",  # tab-separated files have no quoting, by custom
-    )  # fmt: skip
+    )
     return _with_roles(source.path, names, columns, base)
 
 
@@ -178,10 +184,16 @@ def find_layout(
 
 # SNAP: loc-gowalla_totalCheckins.txt, e.g. "0	2010-10-19T23:55:27Z	30.23	-97.79	22847".
 _GOWALLA = Layout(
-    "delimited", "user", "item", "time", "iso8601",
-    delimiter="\t", columns=("user", "time", "latitude", "longitude", "item"),
-    quoted=False, integer_ids=True,
-)  # fmt: skip
+    "delimited",
+    user="user",
+    item="item",
+    time="time",
+    time_format="iso8601",
+    delimiter="\t",
+    columns=("user", "time", "latitude", "longitude", "item"),
+    quoted=False,
+    integer_ids=True,
+)
 
 
 def _tmall(source: Source) -> Layout:
@@ -194,9 +206,16 @@ def _tmall(source: Source) -> Layout:
             f"{','.join(expected)!r}, found {','.join(header)[:120]!r}"
         )
     return Layout(
-        "delimited", "use_ID", "ite_ID", "time_stamp", "yyyymmdd",
-        columns=expected, header_lines=1, quoted=False, integer_ids=True,
-    )  # fmt: skip
+        "delimited",
+        user="use_ID",
+        item="ite_ID",
+        time="time_stamp",
+        time_format="yyyymmdd",
+        columns=expected,
+        header_lines=1,
+        quoted=False,
+        integer_ids=True,
+    )
 
 
 def _movielens(source: Source) -> Layout:
@@ -244,7 +263,7 @@ def _kind_of(path: Path) -> str:
 def _source(path: Path) -> Source:
     """Check a file's first bytes against its name before anything is parsed."""
     compression = _COMPRESSIONS.get(path.suffix.lower())
-    if not path.is_file():  # a pipe can be read only once, and we may have to look twice
+    if not path.is_file():  # a pipe can be read only once, and a broken log is read twice
         raise InputError(f"{path}: not a regular file")
     with path.open("rb") as file:
         start = file.read(4096)
@@ -312,18 +331,18 @@ def _json_names(source: Source) -> list[str]:
 
 
 def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) -> Layout:
-    """Fill in which column is the user, the item, the time: as told, else by its usual names."""
+    """Fill in which column is the user, the item, the time: as given, else by its usual names."""
     found: dict[str, str] = {}
     for role, usual in _USUAL_NAMES.items():
-        told = getattr(columns, role)
-        if told is not None and told not in names:
-            close = difflib.get_close_matches(str(told), names, n=1)
+        given = getattr(columns, role)
+        if given is not None and given not in names:
+            close = difflib.get_close_matches(str(given), names, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise InputError(
-                f"{path}: no column {told!r}{hint}; its columns are {', '.join(names)}"
+                f"{path}: no column {given!r}{hint}; its columns are {', '.join(names)}"
             )
         plain = {_plain(name): name for name in reversed(names)}
-        chosen = told or next((plain[name] for name in usual if name in plain), None)
+        chosen = given or next((plain[name] for name in usual if name in plain), None)
         if chosen is None:
             raise InputError(
                 f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "

@@ -121,9 +121,9 @@ class StringIds:
     def _find_sorted(
         self, wanted: list[bytes], first: int, end: int, found: dict[bytes | None, int]
     ) -> None:
-        """Add to `found` where ids are that all belong between two positions.
+        """Add to `found` the positions of ids that all belong between `first` and `end`.
 
-        Where the middle one belongs says between which positions the others do.
+        The position of the middle one bounds those of the others.
         """
         if not wanted:
             return
@@ -147,7 +147,7 @@ _MOST_DIGITS = 40  # of an id given as text: more than any int64 has
 
 
 def _is_int64(value: object) -> TypeGuard[int]:
-    """Say whether a value can be the id of something; True and False are none."""
+    """Say whether a value can be an integer id; True and False cannot."""
     return (
         isinstance(value, _INTEGERS)
         and not isinstance(value, bool)
@@ -156,7 +156,7 @@ def _is_int64(value: object) -> TypeGuard[int]:
 
 
 def _utf8(value: object) -> bytes | None:
-    """Return the bytes of what can be the id of something."""
+    """Return the bytes of what can be a string id, None for anything else."""
     if not isinstance(value, str):
         return None
     try:
@@ -213,7 +213,7 @@ def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     if values.dtype == pl.Int64:
         return number_integers(values)
     distinct = values.unique().sort()
-    # Arrow's layout of large strings is our layout: take its buffers, no object per id.
+    # Arrow's layout of large strings is that of `StringIds`: take its buffers, no object per id.
     _, offsets, pool = distinct.rechunk().to_arrow().cast(pa.large_string()).buffers()
     offsets = np.frombuffer(offsets, np.int64, count=len(distinct) + 1)
     pool = np.frombuffer(pool or b"", np.uint8)[: offsets[-1]]

@@ -32,9 +32,9 @@ from recprune.types import Columns, InputError, Int64Array, Progress, no_progres
 OnBadRows = Literal["error", "skip"]
 
 _ROLES = ("user", "item", "time")
-_BLOCK_BYTES = 4 << 20
-_LARGEST_BLOCK_BYTES = 1 << 28
-_LONGEST_EXCERPT = 120
+_BLOCK_BYTES = 4 << 20  # that Arrow parses at a time, on one core
+_LARGEST_BLOCK_BYTES = 1 << 28  # up to which blocks grow, for lines that are longer than one
+_LONGEST_EXCERPT = 120  # characters of a bad row in a message
 # Never part of a line of JSON, so that a whole line is read as one field.
 _NO_DELIMITER = "\x1f"
 _RAGGED = "wrong number of fields"
@@ -75,9 +75,13 @@ def read_columns(
         progress(f"reading {source.path.name}{part_of}")
         try:
             layout = find_layout(
-                source, log_format, columns or Columns(),
-                time_format=time_format, delimiter=delimiter, header=header,
-            )  # fmt: skip
+                source,
+                log_format,
+                columns or Columns(),
+                time_format=time_format,
+                delimiter=delimiter,
+                header=header,
+            )
             read = _read_parquet if layout.kind == "parquet" else _read_text
             part, bad = read(source, layout, on_bad_rows)
         except InputError as error:
@@ -198,7 +202,6 @@ def _read_blocks(
 
     With `ragged`, bytes that are not UTF-8 are read as U+FFFD instead of raising.
     """
-
     stream: Any
     set_aside = None
     if ragged is not None:
@@ -255,7 +258,7 @@ class _TextStream(io.RawIOBase):
             if data and text.endswith(b":") and not text.endswith(b"::"):
                 self._held_back, text = b":", text[:-1]
             text = text.replace(b"::", b"\t")
-        # An empty answer would mean the end: read on if all we got is half a character.
+        # Empty bytes would mean the end: read on after half a character.
         return text if text or not data else self.read(size)
 
     def close(self) -> None:
@@ -302,39 +305,39 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
     """Return the rows with their final types, and what is wrong with some of them."""
     faults: list[_Fault] = []
 
-    def complain(reason: str, mask: pl.Series) -> None:
+    def add_fault(reason: str, mask: pl.Series) -> None:
         for earlier in faults:
             mask = mask & ~earlier.rows
         if mask.any():
             faults.append(_Fault(reason, mask))
 
     if "readable" in rows.columns:
-        complain("not a JSON object", ~rows["readable"])
+        add_fault("not a JSON object", ~rows["readable"])
     if layout.kind == "delimited":
         rows = rows.with_columns(_trimmed(rows[role]) for role in _ROLES)
     for role in _ROLES:
         values = rows[role]
-        complain(f"the {role} is missing", values.is_null())
+        add_fault(f"the {role} is missing", values.is_null())
         if values.dtype == pl.String:
-            complain(f"the {role} is missing", values == "")
-            complain(f"the {role} is not UTF-8 text", _holds(values, "\ufffd"))
+            add_fault(f"the {role} is missing", values == "")
+            add_fault(f"the {role} is not UTF-8 text", _holds(values, "\ufffd"))
     times, expected = parse_times(rows["time"], layout.time_format)
-    complain(f"impossible time, expected {expected}", times.is_null())
+    add_fault(f"impossible time, expected {expected}", times.is_null())
     for role in ("user", "item"):
         if rows[role].dtype == pl.String:
             # A quote that is never closed swallows the lines that follow.
-            complain(f"the {role} holds a line break: a stray quote?", _holds(rows[role], "\n"))
+            add_fault(f"the {role} holds a line break: a stray quote?", _holds(rows[role], "\n"))
             if layout.kind == "jsonl":
                 nested = rows[role].str.contains(r"^[\[{].*[\]}]$")
-                complain(f"the {role} is not a number or a string", nested)
+                add_fault(f"the {role} is not a number or a string", nested)
                 huge = rows[role].str.contains(r"^-?\d\.\d+e\+\d+$")
-                complain(f"the {role} is a number beyond 64 bits; write it as a string", huge)
+                add_fault(f"the {role} is a number beyond 64 bits; write it as a string", huge)
     # The type of the ids is decided by the rows that stay.
     good = ~pl.any_horizontal(fault.rows for fault in faults) if faults else None
     for role in ("user", "item"):
         kept = rows[role] if good is None else rows.select(role).filter(good).to_series()
         ids = _as_ids(rows[role], kept, role, layout.integer_ids)
-        complain(f"the {role} id is not an integer", ids.is_null())
+        add_fault(f"the {role} id is not an integer", ids.is_null())
         rows = rows.with_columns(ids.alias(role))
     return rows.select("user", "item", times.alias("time")), faults
 
@@ -382,7 +385,7 @@ def _concatenate_ids(parts: list[pl.Series]) -> pl.Series:
     return pl.concat(parts, rechunk=True)
 
 
-# Telling -----------------------------------------------------------------------------------------
+# Reporting ---------------------------------------------------------------------------------------
 
 
 def _describe_text_faults(
@@ -464,7 +467,7 @@ def _merge(bad_rows: list[BadRows]) -> tuple[BadRows, ...]:
     merged: dict[str, BadRows] = {}
     for bad in bad_rows:
         before = merged.get(bad.reason)
-        merged[bad.reason] = bad if before is None else BadRows(
-            bad.reason, before.count + bad.count, before.first
-        )  # fmt: skip
+        merged[bad.reason] = (
+            bad if before is None else BadRows(bad.reason, before.count + bad.count, before.first)
+        )
     return tuple(merged.values())

@@ -28,9 +28,9 @@ from recprune.types import (
     random_generator,
 )
 
-_SHORTEST_HISTORY = 5
-_HOME_CLUSTERS = 3
-_ROWS_PER_GROUP = 1 << 20
+_SHORTEST_HISTORY = 5  # interactions: shorter ones would not survive the paper's filter
+_HOME_CLUSTERS = 3  # of every user
+_ROWS_PER_GROUP = 1 << 20  # of the Parquet file
 
 
 @dataclass(frozen=True)
@@ -260,10 +260,10 @@ def _visit_every_item(place: Int32Array, cluster: NDArray[np.uint16], clusters: 
     at_home = turn_of_missing < taken[cluster_of_missing]
     place[spare[chosen]] = missing[at_home]
 
-    homeless = missing[~at_home]
+    elsewhere = missing[~at_home]
     rest = np.delete(spare, chosen)
-    evenly = np.arange(len(homeless)) * (len(rest) / max(len(homeless), 1))
-    place[rest[evenly.astype(np.int64)]] = homeless
+    evenly = np.arange(len(elsewhere)) * (len(rest) / max(len(elsewhere), 1))
+    place[rest[evenly.astype(np.int64)]] = elsewhere
 
 
 def _draw_times(

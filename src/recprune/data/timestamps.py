@@ -115,7 +115,7 @@ def _parse_yyyymmdd(column: pl.Series) -> pl.Series:
     numbers = column.cast(pl.Int64, strict=False)
     if column.dtype.is_float():
         numbers = numbers.set(numbers != column, None)
-    # polars would read 2015115 as 5 November, and eight digits are what we were promised.
+    # polars would read 2015115 as 5 November, but the format promises eight digits.
     numbers = numbers.set(~numbers.is_between(*_EIGHT_DIGITS), None).fill_null(0)
     distinct, day_of_row = number_integers(numbers)
     dates = pl.Series(distinct.numbers).cast(pl.String).str.to_date("%Y%m%d", strict=False)

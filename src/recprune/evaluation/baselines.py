@@ -1,7 +1,7 @@
 """Simple recommenders that a model has to beat before its figures mean anything.
 
 All of them learn from a training log by counting, take histories oldest first, and break ties by
-item id. Items that nobody had in training are never recommended, unless from the user's own past.
+item id. Items without training interactions are never recommended, unless from the user's own past.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Baseline(Protocol):
 
 
 class Popularity:
-    """The items with the most interactions, the same for everybody."""
+    """The items with the most interactions, the same for every user."""
 
     name = "popularity"
 
@@ -44,7 +44,7 @@ class Popularity:
         counts = np.bincount(train.items, minlength=train.num_items)
         had = np.count_nonzero(counts)
         self._order = np.argsort(-counts, kind="stable")[:had].astype(np.int32)
-        # Where an item stands in that order; those that nobody had stand behind its end.
+        # Where an item stands in that order; items without interactions stand behind its end.
         self._places = np.full(train.num_items, train.num_items, np.int32)
         self._places[self._order] = np.arange(had, dtype=np.int32)
 

@@ -18,7 +18,7 @@ from recprune.evaluation.resampling import (
 from recprune.types import InputError
 
 DEFAULT_FLIPS = 10_000
-MIN_FLIPS = 10_000
+MIN_FLIPS = 10_000  # sign changes: a p-value is 1 / 10,001 at least
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ DEFAULT_COLUMNS = ("NDCG@10", "Recall@10", "MRR@10", "Coverage@10", "Bias@10")
 class Evaluation:
     """The figures of one run.
 
-    Coverage@K is the share of the catalogue that is recommended to anybody in the first K places.
+    Coverage@K is the share of the catalogue that is recommended to any user in the first K places.
     Bias@K is the popularity of what is recommended relative to that of what was wanted,
 
         mean over users u of mean over i in the first K of u of p(i)

@@ -44,7 +44,7 @@ def bootstrap_mean(
     for part in in_parts(resamples, len(distinct) if few else len(values)):
         rows = part.stop - part.start
         if few:
-            # Users with equal values are interchangeable: how often each is drawn is all we need.
+            # Users with equal values are interchangeable: how often each is drawn decides.
             drawn = rng.multinomial(len(values), counts / len(values), size=rows)
             means[part] = (drawn * distinct).sum(axis=1) / len(values)
         else:

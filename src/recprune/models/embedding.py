@@ -109,7 +109,6 @@ class FullEmbedding(nn.Module):
         self.item_embeddings = nn.Parameter(torch.randn(num_items, width) * _INITIAL_SCALE)
 
     def vectors(self, items: Tensor) -> Tensor:
-        """Return the vectors of items."""
         return nn.functional.embedding(items, self.item_embeddings)
 
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
@@ -126,5 +125,4 @@ class FullEmbedding(nn.Module):
         return sequence_embeddings
 
     def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
-        """Return the scores of a range of items."""
         return table @ self.item_embeddings[first:last].T

@@ -95,7 +95,7 @@ class OnnxEncoder:
         options.log_severity_level = 3  # errors: what matters is raised
         # Patterns are kept for every shape that was ever seen, and make nothing faster here.
         options.enable_mem_pattern = False
-        # Threads that wait do not take the cores from those that search.
+        # Waiting threads do not take cores from searching ones.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             # Without a fallback, which would print and try the same once more.
@@ -111,7 +111,6 @@ class OnnxEncoder:
         self._check()
 
     def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
-        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
         return _encode_by_length(
             histories, self.length, self._vectors.num_items, self.width, self._run
         )
@@ -148,7 +147,6 @@ class TorchEncoder:
         self.width = model.embedding.width
 
     def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
-        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
         return _encode_by_length(
             histories, self.length, self._model.embedding.num_items, self.width, self._run
         )

@@ -1,4 +1,4 @@
-"""What a model is punished for at each position: pure functions of scores.
+"""What a model is penalised for at each position: pure functions of scores.
 
 All are written with softplus(x) = log(1 + eˣ), which neither overflows nor loses small values, so
 they are as exact in float32 as their inputs. −log σ(s) is softplus(−s), −log(1 − σ(s)) is
@@ -52,7 +52,7 @@ def sampled_softmax(positive: Tensor, negatives: Tensor) -> Tensor:
 
 
 def agreement(sub_item_scores: Tensor, codes: Tensor) -> Tensor:
-    """Punish a target that is not the best in every split: [positions, M, B] and [positions, M].
+    """Penalise a target that is not the best in every split: [positions, M, B] and [positions, M].
 
     The cross-entropy of choosing its sub-item, the mean over splits. Where the best item is made of
     the best sub-items, its score is near the bound of all that pruning has not seen yet.
@@ -63,7 +63,7 @@ def agreement(sub_item_scores: Tensor, codes: Tensor) -> Tensor:
 
 
 def concentration(sub_item_scores: Tensor) -> Tensor:
-    """Punish sub-item scores that crowd below the best of their split: [positions, M, B].
+    """Penalise sub-item scores that crowd below the best of their split: [positions, M, B].
 
     The logarithm of Σ exp(S − max), which counts the sub-items near the top, the mean over splits:
     every one of them is a posting list, or a row of cells, that pruning has to look into.

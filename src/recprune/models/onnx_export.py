@@ -163,11 +163,9 @@ class _Graph:
         return product if bias is None else self.add("Add", product, self.constant(bias))
 
     def layer(self, inputs: str, module: nn.Linear) -> str:
-        """Add a linear layer."""
         return self.linear(inputs, _array(module.weight), _array(module.bias))
 
     def norm(self, states: str, module: nn.LayerNorm) -> str:
-        """Add a normalisation."""
         scale, shift = self.constant(_array(module.weight)), self.constant(_array(module.bias))
         return self.add("LayerNormalization", states, scale, shift, axis=-1, epsilon=module.eps)
 

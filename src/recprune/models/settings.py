@@ -67,9 +67,13 @@ class TrainingSettings:
         _check_choice(self, "windows", Windows)
         _check_choice(self, "pruning_loss", PruningLoss)
         for name in (
-            "num_negatives", "batch_size", "max_epochs", "batches_per_epoch", "patience",
+            "num_negatives",
+            "batch_size",
+            "max_epochs",
+            "batches_per_epoch",
+            "patience",
             "validation_users",
-        ):  # fmt: skip
+        ):
             _check_count(self, name)
         if self.loss == "bce" and self.num_negatives != 1:
             raise InputError(f"loss bce has one negative, num_negatives is {self.num_negatives}")
@@ -182,7 +186,6 @@ PRESETS = {
 
 
 def find_preset(name: str) -> Settings:
-    """Return the preset of that name."""
     if name not in PRESETS:
         raise _unknown(name, list(PRESETS), "preset")
     return PRESETS[name]

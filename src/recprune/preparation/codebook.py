@@ -151,7 +151,7 @@ def assign_svd(
         "method": "svd",
         "seed": seed,
         "singular_values": singular_values.tolist(),
-        # Items that nobody had in training: their codes are noise.
+        # Items without training interactions: their codes are noise.
         "unseen_items": int((np.bincount(train.items, minlength=train.num_items) == 0).sum()),
     }
     return Codebook(codes, num_sub_items, train.item_ids, settings)
@@ -303,7 +303,7 @@ def _item_components(
     real = eigenvalues > max(1e-12 * eigenvalues.max(initial=0.0), 0.0)
     components[: len(vectors)][real] = vectors[real]
     values[: len(vectors)][real] = np.sqrt(eigenvalues[real])
-    # A singular vector's sign is arbitrary: fix it, so that codes do not hang on the solver's.
+    # A singular vector's sign is arbitrary: fix it, so that codes do not depend on the solver's.
     signs = np.sign(components[np.arange(count), np.abs(components).argmax(axis=1)])
     return components * np.where(signs == 0, 1.0, signs)[:, None], values
 

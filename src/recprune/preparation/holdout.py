@@ -1,8 +1,8 @@
 """What a model learns from, and what it is judged by.
 
 `temporal_holdout` is the paper's protocol (section 5.1): one global cut in time, so that nothing
-after it is known to anybody in training. `leave_one_out` is the older protocol, for comparison with
-published figures; it lets one user's past lie in another user's future.
+after it is known in training. `leave_one_out` is the older protocol, for comparison with published
+figures; it lets one user's past lie in another user's future.
 """
 
 from __future__ import annotations

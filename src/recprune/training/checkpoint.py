@@ -114,9 +114,9 @@ def load_checkpoint(
 def training_tensors(
     model: SequenceModel, optimiser: torch.optim.Adam, state: State
 ) -> list[torch.Tensor]:
-    """Return the tensors of a training, which may be written over: weights, and Adam's moments.
+    """Return the tensors that a broadcast overwrites: weights, and Adam's moments.
 
-    There are moments from the first step on; where they are to come from elsewhere, they are made.
+    There are moments from the first step on; a worker that has not loaded them makes empty ones.
     """
     tensors = [parameter.detach() for parameter in model.parameters()]
     if state.epoch or state.batch:
@@ -168,14 +168,12 @@ def model_from_arrays(
     num_sub_items: int,
     arrays: Mapping[str, NDArray[Any]],
 ) -> SequenceModel:
-    """Return a model with the given weights."""
     model = build_model(settings.model, codes, num_sub_items)
     _load_weights(model, arrays)
     return model.eval()
 
 
 def model_arrays(model: SequenceModel) -> dict[str, NDArray[Any]]:
-    """Return the weights by name."""
     return {
         name: value.detach().float().cpu().numpy() for name, value in model.state_dict().items()
     }

@@ -26,9 +26,12 @@ def draw_training(epochs: Path, picture: Path) -> None:
     lower.plot(numbers, [line["ndcg"] for line in lines], color="#33658a")
     lower.plot([best["epoch"]], [best["ndcg"]], "o", color="#d1495b")
     lower.annotate(
-        f"best: {best['ndcg']:.4f}", (best["epoch"], best["ndcg"]),
-        xytext=(0, -16), textcoords="offset points", ha="center",
-    )  # fmt: skip
+        f"best: {best['ndcg']:.4f}",
+        (best["epoch"], best["ndcg"]),
+        xytext=(0, -16),
+        textcoords="offset points",
+        ha="center",
+    )
     lower.set_ylabel("validation NDCG@10")
     lower.set_xlabel("epoch")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))

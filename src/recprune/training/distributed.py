@@ -26,8 +26,8 @@ with needs_extra("train"):
 
 # Long enough for the first worker to validate or save while the others wait; a worker that dies
 # is noticed at once.
-_PATIENCE = timedelta(minutes=10)
-_SILENCE = 5.0  # seconds of waiting for the others without a word
+_TIMEOUT = timedelta(minutes=10)
+_NOTICE_AFTER = 5.0  # seconds of waiting for the others until a line says so
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -41,7 +41,7 @@ class SharedError(RecpruneError):
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a training, as one of them sees them. The first one alone reads and writes."""
+    """The workers of a training, and which of them this is. The first alone reads and writes."""
 
     rank: int = 0
     count: int = 1
@@ -110,7 +110,7 @@ ALONE = Workers()
 
 
 def appointed() -> Workers | None:
-    """Return which worker the environment says that this is: what torchrun sets, or None."""
+    """Return which worker this is by the variables that torchrun sets; None without them."""
     if not all(os.environ.get(name) for name in _ENVIRONMENT):
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -126,15 +126,15 @@ def appointed() -> Workers | None:
 
 @contextmanager
 def joined(workers: Workers, device: torch.device) -> Iterator[None]:
-    """Meet the other workers where the environment says, and part from them in the end."""
+    """Join the process group that the environment describes, and leave it in the end."""
     options: dict[str, Any] = {"backend": "gloo"}
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options = {"backend": "nccl", "device_id": device}
     try:
         try:
-            with _meeting(workers):
-                dist.init_process_group(timeout=_PATIENCE, **options)
+            with _waiting_for_others(workers):
+                dist.init_process_group(timeout=_TIMEOUT, **options)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise LostWorkerError(
@@ -147,19 +147,19 @@ def joined(workers: Workers, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _meeting(workers: Workers) -> Iterator[None]:
-    """Say who is waited for if that takes long, and let Ctrl-C end it: torch would not listen."""
+def _waiting_for_others(workers: Workers) -> Iterator[None]:
+    """Print a line if it takes long, and let Ctrl-C end it, which torch would ignore."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     line = f"worker {workers.rank}: waiting for {workers.count} workers at {host}:{port}\n"
-    word = threading.Timer(_SILENCE, lambda: sys.stderr.write(line))
-    word.daemon = True
-    word.start()
+    notice = threading.Timer(_NOTICE_AFTER, lambda: sys.stderr.write(line))
+    notice.daemon = True
+    notice.start()
     before = None
     if threading.current_thread() is threading.main_thread():  # signals arrive only there
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        word.cancel()
+        notice.cancel()
         if before is not None:
             signal.signal(signal.SIGINT, before)

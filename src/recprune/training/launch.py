@@ -1,7 +1,7 @@
 """Worker processes on this machine: started, watched and ended together, as torchrun would.
 
-Every worker has a line to its supervisor. It says there how it ended, if not well; and when the
-supervisor is gone, however that came, the line is closed and the worker stops too.
+A socket connects every worker with its supervisor. The worker reports there what went wrong; and
+when the supervisor is gone, for whatever reason, its end is closed and the worker stops too.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ with needs_extra("train"):
 FAILED, INTERRUPTED = 2, 130  # exit codes, as the command line has them
 _HOST = "127.0.0.1"
 _GRACE = 15.0  # seconds for the others to end by themselves after one has failed
-_GLANCE = 0.05  # seconds between two looks at the workers
+_POLL_EVERY = 0.05  # seconds
 
 
 @dataclass
-class _Process:
+class _WorkerProcess:
+    """A worker, as its supervisor has it."""
+
     rank: int
     process: subprocess.Popen[bytes]
-    line: socket.socket
-    was_killed: bool = False  # by us
+    connection: socket.socket
+    was_killed: bool = False  # by the supervisor
 
     def has_failed(self) -> bool:
         """Whether it has ended otherwise than well or as it was asked to."""
         return self.process.poll() not in (None, 0, INTERRUPTED)
 
-    def last_words(self) -> Json | None:
-        """Return what it said at its end, if anything."""
-        self.line.setblocking(False)
+    def report(self) -> Json | None:
+        """Return what it reported at its end, if anything."""
+        self.connection.setblocking(False)
         try:
-            said = self.line.recv(1 << 20)
+            received = self.connection.recv(1 << 20)
         except (BlockingIOError, ConnectionError):
             return None
-        return json.loads(said) if said else None
+        return json.loads(received) if received else None
 
 
 def launch(module: str, job: Json, count: int) -> None:
@@ -58,21 +60,21 @@ def launch(module: str, job: Json, count: int) -> None:
     The module hands what it was called with to `as_worker`. What went wrong in a worker is raised
     here. The first request to stop is passed on, the second ends all at once.
     """
-    # Its port is free because it has it already; and it outlives a first worker that dies.
-    meeting_place = dist.TCPStore(  # type: ignore[attr-defined]
+    # Opened here, so that no other program gets the port, and that it outlives a first worker.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         _HOST, 0, is_master=True, wait_for_workers=False
     )
     with _requests_to_stop() as requests, ExitStack() as at_end:
-        processes: list[_Process] = []
+        processes: list[_WorkerProcess] = []
         for rank in range(count):
-            started = _start(module, job, rank, count, meeting_place.port)
-            at_end.callback(_end, started)
+            started = _start(module, job, rank, count, store.port)
+            at_end.callback(_reap, started)
             processes.append(started)
         _watch(processes, requests)
         _raise_what_went_wrong(processes, was_asked=requests() > 0)
 
 
-def _start(module: str, job: Json, rank: int, count: int, port: int) -> _Process:
+def _start(module: str, job: Json, rank: int, count: int, port: int) -> _WorkerProcess:
     ours, theirs = socket.socketpair()
     environment = os.environ | {
         "RANK": str(rank),
@@ -81,24 +83,24 @@ def _start(module: str, job: Json, rank: int, count: int, port: int) -> _Process
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": _HOST,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # nobody but us opens that port
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the port is open already
     }
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with theirs:
         process = subprocess.Popen(  # noqa: S603
-            # Without the current folder in its path, which is none of its business.
+            # Without the current folder in its path: nothing there is to be imported.
             [sys.executable, "-P", "-m", module, str(theirs.fileno()), json.dumps(job)],
             env=environment,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the supervisor, who passes it on
+            start_new_session=True,  # Ctrl-C is for the supervisor, which passes it on
         )
-    return _Process(rank, process, ours)
+    return _WorkerProcess(rank, process, ours)
 
 
-def _watch(processes: list[_Process], requests: Callable[[], int]) -> None:
+def _watch(processes: list[_WorkerProcess], requests: Callable[[], int]) -> None:
     """Wait until all have ended, and see to it that they do once one has failed."""
     passed_on = 0
     failed_at: float | None = None
@@ -114,37 +116,41 @@ def _watch(processes: list[_Process], requests: Callable[[], int]) -> None:
                 if process.process.poll() is None:
                     process.was_killed = True
                     process.process.kill()
-        time.sleep(_GLANCE)
+        time.sleep(_POLL_EVERY)
 
 
-def _end(process: _Process) -> None:
+def _reap(process: _WorkerProcess) -> None:
     process.process.kill()
     process.process.wait()
-    process.line.close()
+    process.connection.close()
 
 
-def _raise_what_went_wrong(processes: list[_Process], was_asked: bool) -> None:
-    """Say it once: what the first of them says that knows a cause, or who died without a word."""
+def _raise_what_went_wrong(processes: list[_WorkerProcess], was_asked: bool) -> None:
+    """Raise one error: the first report with a cause, or which worker died without any."""
     if all(process.process.returncode == 0 for process in processes):
         return
-    said = [(process.rank, process.last_words()) for process in processes]
-    words = [(rank, word["kind"], word["message"]) for rank, word in said if word is not None]
-    for _, kind, message in words:
+    reports = [process.report() for process in processes]
+    causes = [
+        (process.rank, report["kind"], report["message"])
+        for process, report in zip(processes, reports, strict=True)
+        if report is not None
+    ]
+    for _, kind, message in causes:
         if kind == "interrupted":
             raise InterruptedWorkError(message)
     if was_asked:
         raise InterruptedWorkError("interrupted")
-    for rank, kind, message in words:
+    for rank, kind, message in causes:
         if kind == "failed":
             raise RecpruneError(message if rank == 0 else f"worker {rank}: {message}")
-    for process, (rank, word) in zip(processes, said, strict=True):
+    for process, report in zip(processes, reports, strict=True):
         code = process.process.returncode
-        if word is None and code and not process.was_killed:
+        if report is None and code and not process.was_killed:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
             )
-            raise LostWorkerError(f"worker {rank} of {len(processes)} {how}")
-    raise LostWorkerError(words[0][2] if words else "the workers had to be killed")
+            raise LostWorkerError(f"worker {process.rank} of {len(processes)} {how}")
+    raise LostWorkerError(causes[0][2] if causes else "the workers had to be killed")
 
 
 @contextmanager
@@ -160,30 +166,30 @@ def _requests_to_stop() -> Iterator[Callable[[], int]]:
         yield lambda: requests
 
 
-def as_worker(line_number: int, work: Callable[[], None]) -> int:
-    """Do the work of one worker; tell the supervisor what went wrong, and return the exit code."""
-    line = socket.socket(fileno=line_number)
-    threading.Thread(target=_stop_with_supervisor, args=(line,), daemon=True).start()
+def as_worker(descriptor: int, work: Callable[[], None]) -> int:
+    """Do the work of one worker; report what went wrong, and return the exit code."""
+    connection = socket.socket(fileno=descriptor)
+    threading.Thread(target=_stop_with_supervisor, args=(connection,), daemon=True).start()
     try:
         work()
     except (InterruptedWorkError, KeyboardInterrupt) as error:
-        return _say(line, "interrupted", str(error) or "interrupted", INTERRUPTED)
+        return _report(connection, "interrupted", str(error) or "interrupted", INTERRUPTED)
     except LostWorkerError as error:
-        return _say(line, "lost", str(error), FAILED)
+        return _report(connection, "lost", str(error), FAILED)
     except (RecpruneError, OSError) as error:
-        return _say(line, "failed", str(error), FAILED)
+        return _report(connection, "failed", str(error), FAILED)
     except MemoryError as error:
-        return _say(line, "failed", f"not enough memory: {error}", FAILED)
+        return _report(connection, "failed", f"not enough memory: {error}", FAILED)
     return 0
 
 
-def _say(line: socket.socket, kind: str, message: str, exit_code: int) -> int:
+def _report(connection: socket.socket, kind: str, message: str, exit_code: int) -> int:
     with suppress(OSError):  # the supervisor may be gone
-        line.sendall(json.dumps({"kind": kind, "message": message}).encode())
+        connection.sendall(json.dumps({"kind": kind, "message": message}).encode())
     return exit_code
 
 
-def _stop_with_supervisor(line: socket.socket) -> None:
+def _stop_with_supervisor(connection: socket.socket) -> None:
     with suppress(ConnectionError):
-        line.recv(1)  # nothing is ever said; it returns when the other end is closed
+        connection.recv(1)  # the supervisor sends nothing: this returns when its end is closed
     os.kill(os.getpid(), signal.SIGTERM)

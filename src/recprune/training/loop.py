@@ -92,8 +92,8 @@ def train(
     every minute. With `resume`, an earlier run in `out` goes on where it stopped. After
     `max_seconds` no new epoch is begun.
 
-    Several `workers`, who have joined before, call this alike and share the work of every step. The
-    first of them alone reads and writes `out`, validates and reports.
+    Several `workers`, joined before, call this alike and share the work of every step. The first of
+    them alone reads and writes `out`, validates and reports.
     """
     size = settings.training.batch_size
     if workers.count > size:
@@ -199,7 +199,7 @@ class _Training:
         )
 
     def save_within_epoch(self, number: int, loss_sum: float) -> None:
-        """Save after the step of that number."""
+        """Save after the step with that number, which counts from 0."""
         _refuse_nan(loss_sum, self.state.epoch, number)
         self.state.batch, self.state.loss_sum = number + 1, loss_sum
         self.state.seconds = self.seconds()
@@ -260,7 +260,7 @@ class _Training:
 def _make_step(
     training: _Training, compiled: bool, workers: Workers, asked_to_stop: Callable[[], bool]
 ) -> tuple[Step, Callable[[], bool]]:
-    """Return the step, and what says after it whether this worker, or any, was asked to stop."""
+    """Return the step, and what tells after it whether any worker was asked to stop."""
     model, optimiser = training.model, training.optimiser
     settings, device = training.settings, training.device
     if workers.count == 1:
@@ -323,17 +323,14 @@ def _append_line(path: Path, report: EpochReport) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C, or a request to terminate, into a question that the loop asks.
-
-    A second one stops at once.
-    """
+    """Turn the first request to stop into a question that the loop asks; a second stops at once."""
     asked = False
 
-    def hear() -> None:
+    def on_request() -> None:
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
         asked = True
 
-    with requests_to_stop(hear):
+    with requests_to_stop(on_request):
         yield lambda: asked

@@ -1,4 +1,4 @@
-"""Requests to stop, Ctrl-C and SIGTERM, told to somebody instead of followed."""
+"""Requests to stop, Ctrl-C and SIGTERM: passed to a callback instead of followed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 
 
 @contextmanager
-def requests_to_stop(tell: Callable[[], None]) -> Iterator[None]:
-    """Tell of every request to stop that comes meanwhile. They arrive in the main thread alone."""
+def requests_to_stop(on_request: Callable[[], None]) -> Iterator[None]:
+    """Call back at every request to stop meanwhile. Signals arrive in the main thread alone."""
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        tell()
+        on_request()
 
     if threading.current_thread() is not threading.main_thread():
         yield

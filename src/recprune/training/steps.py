@@ -21,7 +21,7 @@ with needs_extra("train"):
     import torch
     from torch import Tensor
 
-# A minibatch, its epoch and its number → its loss, which the next step may write over.
+# A minibatch, its epoch and its number → its loss, which the next step may overwrite.
 Step = Callable[[Minibatch, int, int], Tensor]
 
 # A minibatch is padded to a multiple of these on a GPU, so that few different shapes come along.
@@ -125,7 +125,7 @@ class SharedStep:
         return self._loss[0]
 
     def stop_asked(self) -> bool:
-        """Return whether anybody had been asked to stop before the last step."""
+        """Return whether any worker had been asked to stop before the last step."""
         return self._stop_asked
 
     def _add_part(self, minibatch: Minibatch, epoch: int, number: int) -> None:
@@ -133,13 +133,13 @@ class SharedStep:
         if not len(kept):
             return
         count = len(minibatch.targets)
-        # On a GPU the numbers depend on how many are drawn, and one alone draws for padding too.
+        # On a GPU the numbers depend on how many are drawn, and `SingleStep` draws for padding too.
         draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
         seed = self._settings.training.seed
-        chance = torch.Generator(self._device)
-        chance.manual_seed(torch_seed(seed, Stream.STEP, epoch, number))
+        generator = torch.Generator(self._device)
+        generator.manual_seed(torch_seed(seed, Stream.STEP, epoch, number))
         shape = (draws, self._settings.training.num_negatives)
-        negatives = torch.randint(self._num_items, shape, device=self._device, generator=chance)
+        negatives = torch.randint(self._num_items, shape, device=self._device, generator=generator)
         # Dropout is each worker's own: with one seed, all parts would get the same masks.
         torch.manual_seed(torch_seed(seed, Stream.STEP, epoch, number, self._workers.rank))
         arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
