@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import numpy as np
 import pytest
@@ -18,10 +18,12 @@ from recprune.models.losses import (
     agreement,
     bce,
     concentration,
+    find_loss,
     gbce,
     gbce_beta,
     sampled_softmax,
 )
+from recprune.models.settings import Loss, TrainingSettings
 from recprune.types import Float64Array
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -258,3 +260,10 @@ def test_more_negatives_than_items_are_no_more_than_all() -> None:
 def test_a_catalogue_without_other_items_is_refused(num_items: int) -> None:
     with pytest.raises(InputError, match=f"{num_items} items"):
         gbce_beta(256, num_items, 0.75)
+
+
+def test_every_loss_that_can_be_set_is_found() -> None:
+    positive, negatives = torch.zeros(3), torch.zeros(3, 1)
+    for name in get_args(Loss):
+        loss = find_loss(TrainingSettings(loss=name, num_negatives=1), num_items=10)
+        assert loss(positive, negatives).shape == (3,)

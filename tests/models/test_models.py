@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from recprune import InputError, assign_random
 from recprune.models.bert4rec import MASK, BERT4Rec
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
 from recprune.models.sequence_model import (
+    ARCHITECTURES,
     SequenceModel,
     build_model,
     encode_histories,
@@ -22,7 +23,7 @@ from recprune.models.sequence_model import (
     target_ranks,
     top_items,
 )
-from recprune.models.settings import ModelSettings
+from recprune.models.settings import Architecture, ModelSettings
 from recprune.types import CodeArray, Int32Array
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
@@ -528,3 +529,7 @@ def test_a_score_that_is_not_a_number_is_never_the_best(embedding: str) -> None:
     queries = torch.full((3, WIDTH), torch.nan)
     ranks = target_ranks(model, queries, np.array([3, 4, 5], np.int32))
     assert ranks.tolist() == [NUM_ITEMS - 1] * 3
+
+
+def test_every_architecture_that_can_be_set_has_an_encoder() -> None:
+    assert set(ARCHITECTURES) == set(get_args(Architecture))

@@ -6,7 +6,7 @@ and network, not after them as in the first publication: this trains without a w
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
@@ -18,11 +18,16 @@ with needs_extra("train"):
     from torch import Tensor, nn
     from torch.nn.functional import gelu, scaled_dot_product_attention
 
+if TYPE_CHECKING:
+    from recprune.models.onnx_export import OnnxGraph
+
 MASK = -1  # stands for an item to be filled in
 
 
 class BERT4Rec(nn.Module):
     """Histories with masks → a sequence embedding at every position."""
+
+    fills_masks: ClassVar = True
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
@@ -70,6 +75,23 @@ class BERT4Rec(nn.Module):
         normalised: Tensor = self.norm(last.last_state(states))
         return normalised
 
+    @property
+    def longest_history(self) -> int:
+        """How many items it can look at."""
+        return self.positions.length - 1  # the last is that of the mask
+
+    def write_graph(self, graph: OnnxGraph, vectors: str) -> str:
+        """Write `encode_last` as ONNX operators; return its result, [batch, 1, d]."""
+        # Zeros are appended, and the mask's vector is part of what is added at the last position.
+        positions = self.positions.table.detach().double()
+        positions[-1] += self.mask_vector.detach()
+        appended = graph.add("Pad", vectors, graph.integers(0, 0, 0, 0, 1, 0))
+        states = graph.add_last_rows(appended, positions)
+        for block in self.blocks[:-1]:
+            states = cast(BERT4RecBlock, block).write_graph(graph, states, last=False)
+        last = cast(BERT4RecBlock, self.blocks[-1])
+        return graph.norm(last.write_graph(graph, states, last=True), self.norm)
+
 
 class BERT4RecBlock(nn.Module):
     """Attention to the whole history, then a position-wise network four times as wide."""
@@ -99,6 +121,16 @@ class BERT4RecBlock(nn.Module):
         normalised = self.attention_norm(states)
         query = self.query(normalised[:, -1:])
         return self._attend(states[:, -1:], query, normalised, None).squeeze(1)
+
+    def write_graph(self, graph: OnnxGraph, states: str, *, last: bool) -> str:
+        """Write the block; return the next states, of all positions or of the last alone."""
+        normalised = graph.norm(states, self.attention_norm)
+        queries = graph.last_position(normalised) if last else normalised
+        attended = graph.attend(self, queries, normalised, last=last, causal=False)
+        before = graph.last_position(states) if last else states
+        states = graph.add("Add", before, graph.layer(attended, self.output))
+        inside = graph.add("Gelu", graph.layer(graph.norm(states, self.network_norm), self.inner))
+        return graph.add("Add", states, graph.layer(inside, self.outer))
 
     def _attend(
         self, states: Tensor, queries: Tensor, normalised: Tensor, visible: Tensor | None

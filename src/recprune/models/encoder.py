@@ -139,7 +139,7 @@ class TorchEncoder:
 
     def __init__(self, model: SequenceModel, length: int) -> None:
         """Take a model over: it is put into evaluation mode."""
-        longest = longest_history(model)
+        longest = model.longest_history
         self.length = _checked_positive(length, "length")
         if self.length > longest:
             raise InputError(f"length is {length}, expected at most the model's {longest}")
@@ -160,14 +160,6 @@ class TorchEncoder:
             found = model.encode_last(model.embedding.vectors(chosen))
             array: Float32Array = found.float().cpu().numpy()
         return array
-
-
-def longest_history(model: SequenceModel) -> int:
-    """Return how many items a model can look at."""
-    from recprune.models.bert4rec import BERT4Rec
-
-    # BERT4Rec has one position more, for the mask.
-    return model.positions.length - isinstance(model, BERT4Rec)
 
 
 def _encode_by_length(

@@ -7,6 +7,11 @@ softplus(s).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from recprune.models.settings import Loss, TrainingSettings
 from recprune.types import InputError, needs_extra
 
 with needs_extra("train"):
@@ -15,11 +20,30 @@ with needs_extra("train"):
     from torch.nn.functional import softplus
 
 
-def bce(positive: Tensor, negatives: Tensor) -> Tensor:
-    """Binary cross-entropy, the loss of SASRec: the mean over all 1 + k decisions of a position.
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-    Like all of these: [positions] and [positions, negatives] → [positions].
+
+def find_loss(settings: TrainingSettings, num_items: int) -> LossFunction:
+    """Return the loss of that name, for a catalogue of so many items.
+
+    All take the scores of positives, [positions], and negatives, [positions, negatives], and return
+    a value for each position, [positions].
     """
+    beta = gbce_beta(settings.num_negatives, num_items, settings.calibration)
+    # What all scores have in common changes no ranking, but against hundreds of negatives a model
+    # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
+    # they would all turn the same way and take long to part again; so it begins there.
+    offset = math.log(beta / settings.num_negatives)
+    losses: dict[Loss, LossFunction] = {
+        "bce": bce,
+        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
+        "softmax": sampled_softmax,
+    }
+    return losses[settings.loss]
+
+
+def bce(positive: Tensor, negatives: Tensor) -> Tensor:
+    """Binary cross-entropy, the loss of SASRec: the mean over all 1 + k decisions of a position."""
     return gbce(positive, negatives, beta=1.0)
 
 

@@ -1,20 +1,17 @@
 """The encoder of a trained model as an ONNX graph: item vectors → sequence embedding.
 
-The graph is written down here, operator by operator, and not traced from the model: so it is a few
-dozen nodes without any arithmetic on shapes, weights that would meet at every call are multiplied
-once and for all, and nothing but `onnx` is needed.
+Each encoder writes its graph itself, operator by operator; nothing is traced. So it is a few dozen
+nodes without any arithmetic on shapes, weights that would meet at every call are multiplied once
+and for all, and nothing but `onnx` is needed.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.bert4rec import BERT4Rec, BERT4RecBlock
-from recprune.models.encoder import longest_history
-from recprune.models.sasrec import SASRec, SASRecBlock
 from recprune.models.sequence_model import SequenceModel
 from recprune.types import VERSION, Float64Array, needs_extra
 
@@ -23,8 +20,6 @@ with needs_extra("train"):
     from onnx import helper, numpy_helper
 with needs_extra("train"):
     from torch import Tensor, nn
-
-_Block: TypeAlias = SASRecBlock | BERT4RecBlock
 
 _VECTORS = "vectors"
 _SEQUENCE_EMBEDDING = "sequence_embedding"
@@ -39,99 +34,22 @@ def export_encoder(model: SequenceModel) -> bytes:
     Input `vectors`, float32 [batch, length, d]; output `sequence_embedding`, float32 [batch, d].
     The longest history stands in its metadata as `length`.
     """
-    graph = _Graph()
-    last = _sasrec(graph, model) if isinstance(model, SASRec) else _bert4rec(graph, model)
-    normalised = graph.norm(last, model.norm)
-    graph.add("Squeeze", normalised, graph.integers(1), output=_SEQUENCE_EMBEDDING)
-    return graph.finished(longest_history(model), model.embedding.width)
+    graph = OnnxGraph()
+    last = model.write_graph(graph, _VECTORS)
+    graph.add("Squeeze", last, graph.integers(1), output=_SEQUENCE_EMBEDDING)
+    return graph.finished(model.longest_history, model.embedding.width)
 
 
-# The two architectures ---------------------------------------------------------------------------
+class AttentionLayers(Protocol):
+    """What attention is made of, in a block of any encoder."""
+
+    num_heads: int
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
 
 
-def _sasrec(graph: _Graph, model: SASRec) -> str:
-    """Return the last state, [batch, 1, d]."""
-    states = graph.add_last_rows(_VECTORS, _array(model.positions.table))
-    for block in model.blocks[:-1]:
-        states = _sasrec_block(graph, cast(SASRecBlock, block), states, last=False)
-    return _sasrec_block(graph, cast(SASRecBlock, model.blocks[-1]), states, last=True)
-
-
-def _sasrec_block(graph: _Graph, block: SASRecBlock, states: str, *, last: bool) -> str:
-    """Return the next states, of all positions or of the last alone."""
-    queries = graph.norm(graph.last_position(states) if last else states, block.query_norm)
-    # The last position sees everything; to the operator, a single query stands at the beginning.
-    attended = _attend(graph, block, queries, states, last=last, causal=not last)
-    states = graph.norm(graph.add("Add", attended, queries), block.inner_norm)
-    inside = graph.add("Relu", graph.layer(states, block.inner))
-    return graph.add("Add", states, graph.layer(inside, block.outer))
-
-
-def _bert4rec(graph: _Graph, model: BERT4Rec) -> str:
-    """Return the state at the appended mask, [batch, 1, d]."""
-    # Zeros are appended, and the mask's vector is part of what is added at the last position.
-    positions = _array(model.positions.table)
-    positions[-1] += _array(model.mask_vector)
-    appended = graph.add("Pad", _VECTORS, graph.integers(0, 0, 0, 0, 1, 0))
-    states = graph.add_last_rows(appended, positions)
-    for block in model.blocks[:-1]:
-        states = _bert4rec_block(graph, cast(BERT4RecBlock, block), states, last=False)
-    return _bert4rec_block(graph, cast(BERT4RecBlock, model.blocks[-1]), states, last=True)
-
-
-def _bert4rec_block(graph: _Graph, block: BERT4RecBlock, states: str, *, last: bool) -> str:
-    """Return the next states, of all positions or of the last alone."""
-    normalised = graph.norm(states, block.attention_norm)
-    queries = graph.last_position(normalised) if last else normalised
-    attended = _attend(graph, block, queries, normalised, last=last, causal=False)
-    before = graph.last_position(states) if last else states
-    states = graph.add("Add", before, graph.layer(attended, block.output))
-    inside = graph.add("Gelu", graph.layer(graph.norm(states, block.network_norm), block.inner))
-    return graph.add("Add", states, graph.layer(inside, block.outer))
-
-
-def _attend(
-    graph: _Graph, block: _Block, queries: str, states: str, *, last: bool, causal: bool
-) -> str:
-    """Return what every query gathers from the states, [batch, queries, d].
-
-    What a key's bias adds to all scores of a query is lost in the softmax, and is left out.
-    """
-    heads, width = block.num_heads, block.query.in_features
-    size = width // heads
-    options = {"q_num_heads": heads, "is_causal": int(causal), "scale": size**-0.5}
-    query_weight, query_bias = _array(block.query.weight), _array(block.query.bias)
-    key_weight, value_weight = _array(block.key.weight), _array(block.value.weight)
-    value_bias = _array(block.value.bias)
-    if not last and heads > 1:
-        attended = graph.add(
-            "Attention",
-            graph.linear(queries, query_weight, query_bias),
-            graph.linear(states, key_weight),
-            graph.linear(states, value_weight),
-            kv_num_heads=heads,
-            **options,
-        )
-        return graph.add("Add", attended, graph.constant(value_bias))
-    # q · W_k x = (W_kᵀ q) · x, and the weighted mean of W_v x is W_v times that of x: all heads
-    # look at the states themselves, which are never projected.
-    if heads == 1:
-        product = key_weight.T @ query_weight
-        against = graph.linear(queries, product, key_weight.T @ query_bias)
-    else:
-        projected = graph.linear(queries, query_weight, query_bias)
-        against = graph.by_head(projected, key_weight.reshape(heads, size, width))
-    means = graph.add("Attention", against, states, states, kv_num_heads=1, **options)
-    if heads == 1:
-        return graph.linear(means, value_weight, value_bias)
-    attended = graph.by_head(means, value_weight.reshape(heads, size, width).transpose(0, 2, 1))
-    return graph.add("Add", attended, graph.constant(value_bias))
-
-
-# The graph ---------------------------------------------------------------------------------------
-
-
-class _Graph:
+class OnnxGraph:
     """Nodes and constants; what its methods take and return are names of values."""
 
     def __init__(self) -> None:
@@ -169,6 +87,44 @@ class _Graph:
         scale, shift = self.constant(_array(module.weight)), self.constant(_array(module.bias))
         return self.add("LayerNormalization", states, scale, shift, axis=-1, epsilon=module.eps)
 
+    def attend(
+        self, layers: AttentionLayers, queries: str, states: str, *, last: bool, causal: bool
+    ) -> str:
+        """Return what every query gathers from the states, [batch, queries, d].
+
+        `last` says that there is one query a history, that of its last state.
+        What a key's bias adds to all scores of a query is lost in the softmax, and is left out.
+        """
+        heads, width = layers.num_heads, layers.query.in_features
+        size = width // heads
+        options = {"q_num_heads": heads, "is_causal": int(causal), "scale": size**-0.5}
+        query_weight, query_bias = _array(layers.query.weight), _array(layers.query.bias)
+        key_weight, value_weight = _array(layers.key.weight), _array(layers.value.weight)
+        value_bias = _array(layers.value.bias)
+        if not last and heads > 1:
+            attended = self.add(
+                "Attention",
+                self.linear(queries, query_weight, query_bias),
+                self.linear(states, key_weight),
+                self.linear(states, value_weight),
+                kv_num_heads=heads,
+                **options,
+            )
+            return self.add("Add", attended, self.constant(value_bias))
+        # q · W_k x = (W_kᵀ q) · x, and the weighted mean of W_v x is W_v times that of x: all heads
+        # look at the states themselves, which are never projected.
+        if heads == 1:
+            product = key_weight.T @ query_weight
+            against = self.linear(queries, product, key_weight.T @ query_bias)
+        else:
+            projected = self.linear(queries, query_weight, query_bias)
+            against = self.by_head(projected, key_weight.reshape(heads, size, width))
+        means = self.add("Attention", against, states, states, kv_num_heads=1, **options)
+        if heads == 1:
+            return self.linear(means, value_weight, value_bias)
+        attended = self.by_head(means, value_weight.reshape(heads, size, width).transpose(0, 2, 1))
+        return self.add("Add", attended, self.constant(value_bias))
+
     def by_head(self, inputs: str, weights: Float64Array) -> str:
         """Multiply one position, cut into heads, by each head's own [in, out]: [batch, 1, …]."""
         heads, incoming, outgoing = weights.shape
@@ -181,10 +137,12 @@ class _Graph:
         start, end, axis = self.integers(-1), self.integers(_END), self.integers(1)
         return self.add("Slice", states, start, end, axis)
 
-    def add_last_rows(self, states: str, table: Float64Array) -> str:
+    def add_last_rows(self, states: str, table: Tensor) -> str:
         """Add the last rows of a table, as many as there are states."""
         start = self.add("Neg", self.add("Shape", states, start=1, end=2))
-        rows = self.add("Slice", self.constant(table), start, self.integers(_END), self.integers(0))
+        rows = self.add(
+            "Slice", self.constant(_array(table)), start, self.integers(_END), self.integers(0)
+        )
         return self.add("Add", states, rows)
 
     def finished(self, length: int, width: int) -> bytes:

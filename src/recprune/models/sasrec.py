@@ -6,7 +6,7 @@ around attention is the normalised query.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
@@ -19,8 +19,14 @@ with needs_extra("train"):
     from torch.nn.functional import relu, scaled_dot_product_attention
 
 
+if TYPE_CHECKING:
+    from recprune.models.onnx_export import OnnxGraph
+
+
 class SASRec(nn.Module):
     """Histories → a sequence embedding after every item."""
+
+    fills_masks: ClassVar = False
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
@@ -64,6 +70,19 @@ class SASRec(nn.Module):
         last = cast(SASRecBlock, self.blocks[-1])
         normalised: Tensor = self.norm(last.last_state(states))
         return normalised
+
+    @property
+    def longest_history(self) -> int:
+        """How many items it can look at."""
+        return self.positions.length
+
+    def write_graph(self, graph: OnnxGraph, vectors: str) -> str:
+        """Write `encode_last` as ONNX operators; return its result, [batch, 1, d]."""
+        states = graph.add_last_rows(vectors, self.positions.table)
+        for block in self.blocks[:-1]:
+            states = cast(SASRecBlock, block).write_graph(graph, states, last=False)
+        last = cast(SASRecBlock, self.blocks[-1])
+        return graph.norm(last.write_graph(graph, states, last=True), self.norm)
 
 
 class SASRecBlock(nn.Module):
@@ -113,6 +132,15 @@ class SASRecBlock(nn.Module):
         means = weights.matmul(states).transpose(0, 1)  # [heads, batch, d]
         attended = means.matmul(value_weights.transpose(1, 2)).transpose(0, 1)
         return self._after_attention(queries, attended.flatten(1) + self.value.bias)
+
+    def write_graph(self, graph: OnnxGraph, states: str, *, last: bool) -> str:
+        """Write the block; return the next states, of all positions or of the last alone."""
+        queries = graph.norm(graph.last_position(states) if last else states, self.query_norm)
+        # The last position sees everything; to the operator, a single query stands first.
+        attended = graph.attend(self, queries, states, last=last, causal=not last)
+        states = graph.norm(graph.add("Add", attended, queries), self.inner_norm)
+        inside = graph.add("Relu", graph.layer(states, self.inner))
+        return graph.add("Add", states, graph.layer(inside, self.outer))
 
     def _after_attention(self, queries: Tensor, attended: Tensor) -> Tensor:
         states: Tensor = self.inner_norm(attended + queries)

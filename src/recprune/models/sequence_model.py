@@ -10,7 +10,7 @@ import numpy as np
 from recprune.models.bert4rec import MASK, BERT4Rec
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
 from recprune.models.sasrec import SASRec
-from recprune.models.settings import ModelSettings
+from recprune.models.settings import Architecture, ModelSettings
 from recprune.types import CodeArray, Int32Array, Int64Array, needs_extra
 
 with needs_extra("train"):
@@ -18,6 +18,8 @@ with needs_extra("train"):
     from torch import Tensor
 
 SequenceModel: TypeAlias = SASRec | BERT4Rec
+
+ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {"sasrec": SASRec, "bert4rec": BERT4Rec}
 
 
 def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:
@@ -27,7 +29,7 @@ def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -
         if settings.embedding == "recjpq"
         else FullEmbedding(len(codes), settings.width)
     )
-    return (SASRec if settings.architecture == "sasrec" else BERT4Rec)(embedding, settings)
+    return ARCHITECTURES[settings.architecture](embedding, settings)
 
 
 def pad_histories(histories: Sequence[Int32Array]) -> tuple[Int64Array, Int64Array]:
@@ -50,7 +52,7 @@ def encode_histories(
     """
     model.eval()
     device = model.norm.weight.device
-    mask = [np.array([MASK], np.int32)] if isinstance(model, BERT4Rec) else []
+    mask = [np.array([MASK], np.int32)] if model.fills_masks else []
     # Of similar length together, so that little is padding.
     order = np.argsort([min(len(history), length) for history in histories], kind="stable")
     found = torch.empty((len(histories), model.norm.weight.shape[0]), device=device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recprune.models.bert4rec import MASK
+from recprune.models.sequence_model import ARCHITECTURES
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.random_streams import Stream, stream_generator
@@ -60,7 +61,7 @@ def make_minibatch(
     lengths = np.minimum(ends - starts, most)
     windows = prepared.items[_ranges(ends - lengths, lengths)].astype(np.int64)
     last = np.cumsum(lengths) - 1
-    if settings.model.architecture == "sasrec":
+    if not ARCHITECTURES[settings.model.architecture].fills_masks:
         # After every item but the last, the next one.
         is_input = np.ones(len(windows), np.bool_)
         is_input[last] = False

@@ -5,11 +5,10 @@ Several workers take a step together: each its part of the minibatch, and all th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from recprune.models.embedding import RecJPQEmbedding
-from recprune.models.losses import agreement, bce, concentration, gbce, gbce_beta, sampled_softmax
+from recprune.models.losses import agreement, concentration, find_loss
 from recprune.models.sequence_model import SequenceModel
 from recprune.models.settings import Settings, TrainingSettings
 from recprune.training.distributed import Workers
@@ -152,17 +151,7 @@ class SharedStep:
 def _loss_sum(
     model: SequenceModel, training: TrainingSettings, device: torch.device
 ) -> Callable[..., Tensor]:
-    beta = gbce_beta(training.num_negatives, model.embedding.num_items, training.calibration)
-    # What all scores have in common changes no ranking, but against hundreds of negatives a model
-    # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
-    # they would all turn the same way and take long to part again; so it begins there.
-    offset = math.log(beta / training.num_negatives)
-    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "bce": bce,
-        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
-        "softmax": sampled_softmax,
-    }
-    loss = losses[training.loss]
+    loss = find_loss(training, model.embedding.num_items)
 
     def loss_sum(
         items: Tensor,
