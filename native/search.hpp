@@ -81,14 +81,13 @@ static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 // When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
 // result hangs on them.
 struct CostModel {
-    // Nanoseconds. A scan streams two to six bytes an item; a cell is two or three cache misses.
-    // Where tables are not looked up in registers, both are bound by look-ups instead.
+    // Nanoseconds.
     static double scan(double num_items, const Kernels& kernels) {
-        return (kernels.needs_pair_tables ? 2.2 : 0.24) * num_items;
+        return kernels.costs.scanned_item * num_items;
     }
     static double cell(double num_items, const Kernels& kernels) {
         const double items = num_items / static_cast<double>(kCells);
-        return kernels.needs_pair_tables ? 80.0 + 1.5 * items : 35.0 + 0.3 * items;
+        return kernels.costs.cell + kernels.costs.cell_item * items;
     }
     // What the items that are wanted cost more if they are found by cells: two cache misses each.
     static double finding(std::size_t k) { return 200.0 * static_cast<double>(k); }
@@ -145,8 +144,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
         Deficits deficits(query, *request.kernels, index.num_splits, index.num_sub_items);
         ListScan lists(*index.lists, *request.kernels, query, limits, deficits, top, stats);
         if (method == Method::cells) {
-            // Lists are only cheap to scan where whole tables are looked up in registers.
-            if (!top.full() && !request.kernels->needs_pair_tables &&
+            if (!top.full() && request.kernels->costs.lists_are_cheap &&
                 index.num_items < CostModel::kManyItems &&
                 lists.run(CostModel::first_lists(query.k)))
                 return Method::scan;

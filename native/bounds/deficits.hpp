@@ -17,7 +17,6 @@
 
 namespace recprune {
 
-constexpr int kFullDeficit = 255;  // "this much or more"
 constexpr int kTargetLimit = 250;  // where the slack is mapped to: leaves room for "more"
 
 // Takes the given sub-items out of the deficits of one split, and what all others share with them.

@@ -59,7 +59,7 @@ class CellSearch {
           top_(top),
           stats_(stats),
           scratch_(scratch()) {
-        if (kernels.needs_pair_tables) scratch_.pairs.resize(2 * kCells + 4);
+        if (kernels.fill_pairs) scratch_.pairs.resize(kPairTableBytes);
     }
 
     // Counts cells by their current quantised deficits. Call after each quantise().
@@ -173,7 +173,7 @@ class CellSearch {
             two += two / 2;
             three += three / 2;
         }
-        if (kernels_.needs_pair_tables) fill_pair_tables(pair);
+        if (kernels_.fill_pairs) fill_pair_tables(pair);
 
         Parts* filling = &parts_[0];
         Parts* waiting = &parts_[1];

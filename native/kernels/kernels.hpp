@@ -1,6 +1,6 @@
-// The few inner loops that are worth writing for an instruction set; which version runs is chosen
-// once, at run time. Scores have the same bits in every version. A filter may let more through in
-// one than in another, but never rejects what is within the limits.
+// The few inner loops that are worth writing for an instruction set: a table of them for each,
+// which is chosen once, at run time. Scores have the same bits in every version. A filter may let
+// more through in one than in another, but never rejects what is within the limits.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,15 @@
 
 namespace recprune {
 
+// Sub-items that a code of one byte can tell apart, and so the length of a table of deficits.
+constexpr std::size_t kMaxNarrowSubItems = 256;
+// The largest deficit that a byte holds: "this much or more". Sums of bytes saturate here.
+constexpr int kFullDeficit = 255;
+// Items of a block of the list layout: their codes fill one register of AVX-512, and their bits one
+// word. Part of the saved format.
 constexpr std::size_t kBlockItems = 64;
+// Sub-item ids that `select` may write: all, and one register more, as it writes whole ones.
+constexpr std::size_t kSelectRoom = kMaxNarrowSubItems + kBlockItems;
 
 // The codes of all blocks in one split, 64 a block, and the 256 deficits that belong to them.
 struct CodeRow {
@@ -23,7 +31,7 @@ struct CodeRow {
 // its block's first item and as many more as there are bits up to its own.
 struct SortedRow {
     const std::uint8_t* bases;     // the rank of each block's first item
-    const std::uint64_t* steps;    // the bits of each block; never the lowest
+    const std::uint64_t* changes;  // the bits of each block; never the lowest
     const std::uint8_t* deficits;  // of the list's codes, by rank: 256, and 64 more
 };
 
@@ -35,6 +43,27 @@ struct FilterRows {
     std::size_t count;
 };
 
+// Cells of a pair of splits: the combinations of two codes of one byte.
+constexpr std::size_t kCells = kMaxNarrowSubItems * kMaxNarrowSubItems;
+// Items of a cell whose keys lie side by side: keys of two bytes that fill one register of AVX-512.
+// Part of the saved format.
+constexpr std::size_t kGroupItems = 32;
+// Items of the longest part of a cell that is filtered at once: few enough that a batch has room
+// for several. Found by trial.
+constexpr std::size_t kPartItems = 256;
+// Items that are filtered at once: as many keys as can be on their way from memory. Found by trial;
+// benchmarks/search.py shows its effect.
+constexpr std::size_t kBatchItems = 1024;
+// Units of deficit up to which the cells of a pair are counted: deeper, a scan is faster anyway.
+constexpr std::size_t kDepth = 128;
+// Buckets of deficits, for a quick estimate of the same: as many floats as fill one register of
+// AVX-512.
+constexpr std::size_t kBuckets = 16;
+constexpr std::size_t kBucketUnits = kDepth / kBuckets;
+// Bytes of two tables with an entry for every cell, and of what a gather of four bytes reads
+// beyond.
+constexpr std::size_t kPairTableBytes = 2 * kCells + sizeof(std::uint32_t);
+
 // A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
 // pairs together, are within these limits.
 struct CellPart {
@@ -43,16 +72,19 @@ struct CellPart {
     std::int16_t next_limit;
     std::int16_t both_limit;
 };
-constexpr std::size_t kPartItems = 256;
-constexpr std::size_t kGroupItems = 32;  // of a cell whose near keys lie side by side
-constexpr std::size_t kBatchItems =
-    1024;                             // as many keys as can be on their way from memory at once
-constexpr std::size_t kDepth = 128;   // how deep the cells of a pair are counted
-constexpr std::size_t kBuckets = 16;  // of deficits, for a quick estimate of the same
-constexpr std::size_t kBucketUnits = kDepth / kBuckets;
+
+// What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
+// effect, and no result hangs on it.
+struct Costs {
+    double scanned_item;   // nanoseconds for an item of a scan
+    double cell;           // nanoseconds for a cell, however many items it has
+    double cell_item;      // nanoseconds for an item of a cell
+    bool lists_are_cheap;  // to be scanned for a first threshold, where a few cells would also do
+};
 
 struct Kernels {
     const char* name;
+    Costs costs;
 
     // S[m][b] = Σ_j φ[m][j] · E[m][j][b], products rounded and added in the order of j.
     // `transposed` is E as [num_splits][width][num_sub_items].
@@ -84,19 +116,19 @@ struct Kernels {
 
     // Writes the positions of the items that pass to `survivors` and returns how many; there is
     // room for one more than the parts, together at most kBatchItems, have items. Parts begin with
-    // a group. A key is two codes; `tables` has 256 deficits for each of the four splits, and
-    // `pairs` (if needs_pair_tables) their sums for near and for far keys, saturated at 255: two
-    // tables of 65,536 entries, and 4 bytes more. Reads up to 31 keys past a part's end.
+    // a group. A key is two codes; `tables` has 256 deficits for each of the four splits: those of
+    // the next keys, then those of the last keys. `pairs` are the tables of fill_pairs, if it is
+    // there, for next and for last keys: kPairTableBytes. Reads up to 31 keys past a part's end.
     std::size_t (*filter_cells)(const CellPart* parts, std::size_t count, const std::uint16_t* keys,
                                 const std::uint8_t* const* tables, const std::uint8_t* pairs,
                                 std::uint32_t* survivors);
-    bool needs_pair_tables;
 
-    // sums[a | b << 8] = low[a] + high[b], saturated at 255.
+    // sums[a | b << 8] = low[a] + high[b], saturated at 255. Null if filter_cells looks the codes
+    // of a key up one by one.
     void (*fill_pairs)(const std::uint8_t* low, const std::uint8_t* high, std::uint8_t* sums);
 
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
-    // has 256 entries; `selected` has room for 256 and 64 more.
+    // has 256 entries; `selected` has room for kSelectRoom.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
 
     // counts[x] = how many of 256 deficits are in bucket x.
@@ -106,6 +138,9 @@ struct Kernels {
     // any order. How many cells of a pair have the deficit x. Before `second` stand kDepth zeros.
     void (*convolve)(const float* first, const float* second, float* sums);
 };
+
+// The kernels that run anywhere. Other tables borrow what they do not have faster.
+Kernels portable_kernels();
 
 // The kernels that this machine can run, the fastest first; the last one runs anywhere.
 const std::vector<Kernels>& available_kernels();

@@ -185,7 +185,6 @@ inline void gather_codes(const ListLayout& lists, std::span<std::uint8_t> codes)
 // the next pair, then its far keys, of the pair after it. One vector of near keys rejects nearly
 // all items of its group.
 constexpr std::size_t kPairs = 4;
-constexpr std::size_t kCells = 65'536;
 constexpr std::size_t kKeyPadding = 32;  // kernels read whole vectors
 
 struct CellLayout {

@@ -1,0 +1,164 @@
+// Kernels in plain C++: what runs anywhere.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/bodies.hpp"
+#include "kernels/kernels.hpp"
+
+namespace recprune {
+
+namespace {
+
+void sub_item_scores_portable(const float* sequence_embedding, const float* transposed,
+                              std::size_t num_splits, std::size_t width, std::size_t num_sub_items,
+                              float* sub_item_scores) {
+    sub_item_scores_body(sequence_embedding, transposed, num_splits, width, num_sub_items,
+                         sub_item_scores);
+}
+
+void quantise_portable(const float* scores, std::size_t count, double highest, double scale,
+                       std::uint8_t* out) {
+    quantise_body(scores, count, highest, scale, out);
+}
+
+void look_up_portable(const std::uint8_t* table, const std::uint8_t* codes, std::uint8_t* out) {
+    for (std::size_t i = 0; i < kMaxNarrowSubItems; ++i) out[i] = table[codes[i]];
+}
+
+// Adds the deficits of a block's items in `count` rows, saturated at 255; returns the lowest sum.
+template <std::size_t count>
+int add_known_rows(const CodeRow* rows, std::size_t block, std::uint8_t* sums) {
+    std::array<CodeRow, count> copies;  // whatever is written to sums, these stay in registers
+    std::copy_n(rows, count, copies.begin());
+    int lowest = kFullDeficit;
+    for (std::size_t item = 0; item < kBlockItems; ++item) {
+        int sum = sums[item];
+        for (const auto& [codes, deficits] : copies)
+            sum += deficits[codes[block * kBlockItems + item]];
+        lowest = std::min(lowest, sum);
+        sums[item] = static_cast<std::uint8_t>(std::min(sum, kFullDeficit));
+    }
+    return lowest;
+}
+
+// The same for any number: a few at a time, whose number is known at compile time.
+int add_rows(const CodeRow* rows, std::size_t count, std::size_t block, std::uint8_t* sums) {
+    constexpr std::size_t kMost = kMostKnownRows;
+    constexpr std::array kAdd = {add_known_rows<0>, add_known_rows<1>,    add_known_rows<2>,
+                                 add_known_rows<3>, add_known_rows<4>,    add_known_rows<5>,
+                                 add_known_rows<6>, add_known_rows<kMost>};
+    for (; count > kMost; rows += kMost, count -= kMost) add_known_rows<kMost>(rows, block, sums);
+    return kAdd[count](rows, block, sums);
+}
+
+std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
+                                 int limit, std::uint32_t* found, std::uint8_t* sums) {
+    const auto [sorted, rows, near, count] = filter;  // whatever is written to sums, these stay
+    std::size_t num_found = 0;
+    for (std::size_t block = begin; block < end; ++block) {
+        std::uint8_t* totals = sums + num_found * kBlockItems;
+        const std::uint64_t changes = sorted.changes[block];
+        std::size_t rank = sorted.bases[block];
+        for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
+            rank += changes >> lane & 1u;
+            totals[lane] = sorted.deficits[rank];
+        }
+        if (add_rows(rows, near, block, totals) > limit) continue;
+        prefetch_rows(rows + near, count - near, block);
+        found[num_found++] = static_cast<std::uint32_t>(block);
+    }
+    return num_found;
+}
+
+std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
+                                   std::size_t num_blocks, std::uint8_t* sums, int limit,
+                                   std::uint64_t* items) {
+    std::size_t kept = 0;
+    for (std::size_t at = 0; at < num_blocks; ++at) {
+        std::uint8_t totals[kBlockItems];
+        std::copy_n(sums + at * kBlockItems, kBlockItems, totals);
+        if (add_rows(rows, count, blocks[at], totals) > limit) continue;
+        std::uint64_t passing = 0;
+        for (std::size_t item = 0; item < kBlockItems; ++item)
+            passing |= static_cast<std::uint64_t>(totals[item] <= limit) << item;
+        blocks[kept] = blocks[at];
+        std::copy_n(totals, kBlockItems, sums + kept * kBlockItems);
+        items[kept++] = passing;
+    }
+    return kept;
+}
+
+std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
+                                  const std::uint16_t* keys, const std::uint8_t* const*,
+                                  const std::uint8_t* pairs, std::uint32_t* survivors) {
+    std::size_t found = 0;
+    for (std::size_t part = 0; part < count; ++part) {
+        const auto [start, length, next_limit, both_limit] = parts[part];
+        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
+            const std::uint32_t size = group_size(length - group);
+            const std::uint16_t* next_keys = keys + 2 * std::size_t{start + group};
+            for (std::uint32_t lane = 0; lane < size; ++lane) {
+                const int next = pairs[next_keys[lane]];
+                const int both = next + pairs[kCells + next_keys[size + lane]];
+                // Written always, counted only if it passes: no branch to mispredict.
+                survivors[found] = start + group + lane;
+                found += static_cast<std::size_t>((next <= next_limit) & (both <= both_limit));
+            }
+        }
+    }
+    return found;
+}
+
+void fill_pairs_portable(const std::uint8_t* low, const std::uint8_t* high, std::uint8_t* sums) {
+    constexpr std::uint8_t kFull = kFullDeficit;
+    for (std::size_t b = 0; b < kMaxNarrowSubItems; ++b) {
+        for (std::size_t a = 0; a < kMaxNarrowSubItems; ++a) {
+            const auto sum = static_cast<std::uint8_t>(low[a] + high[b]);
+            sums[a | b << 8] = sum < low[a] ? kFull : sum;
+        }
+    }
+}
+
+std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_t* selected) {
+    std::size_t found = 0;
+    for (std::size_t b = 0; b < kMaxNarrowSubItems; ++b) {
+        selected[found] = static_cast<std::uint8_t>(b);
+        found += deficits[b] <= limit;
+    }
+    return found;
+}
+
+void count_buckets_portable(const std::uint8_t* deficits, float* counts) {
+    for (std::size_t x = 0; x < kBuckets; ++x) counts[x] = 0.0f;
+    for (std::size_t b = 0; b < kMaxNarrowSubItems; ++b) {
+        if (deficits[b] < kDepth) ++counts[deficits[b] / kBucketUnits];
+    }
+}
+
+void convolve_portable(const float* first, const float* second, float* sums) {
+    convolve_body(first, second, sums);
+}
+
+}  // namespace
+
+Kernels portable_kernels() {
+    return {
+        .name = "portable",
+        // Look-ups, one after the other, are what both a scan and a cell mostly wait for.
+        .costs = {.scanned_item = 2.2, .cell = 80.0, .cell_item = 1.5, .lists_are_cheap = false},
+        .sub_item_scores = sub_item_scores_portable,
+        .quantise = quantise_portable,
+        .look_up = look_up_portable,
+        .find_blocks = find_blocks_portable,
+        .filter_blocks = filter_blocks_portable,
+        .filter_cells = filter_cells_portable,
+        .fill_pairs = fill_pairs_portable,
+        .select = select_portable,
+        .count_buckets = count_buckets_portable,
+        .convolve = convolve_portable,
+    };
+}
+
+}  // namespace recprune
