@@ -22,7 +22,8 @@
 #endif
 
 #include "kernels/kernels.hpp"
-#include "layouts/layouts.hpp"
+#include "layouts/cells.hpp"
+#include "layouts/lists.hpp"
 #include "layouts/posting_lists.hpp"
 #include "search.hpp"
 #include "util/parallel.hpp"
@@ -54,9 +55,12 @@ struct Output {
     std::size_t size;
 
     explicit Output(std::size_t count) : size(count) {
-        constexpr std::size_t kHugePage = std::size_t{2} << 20;
+        constexpr std::size_t kHugePage = std::size_t{2} << 20;  // bytes, on x86-64 and ARM
+        constexpr std::size_t kLarge =
+            kHugePage / 8;  // from here on, one that is mostly empty pays
+        constexpr std::size_t kCacheLine = 64;
         const std::size_t bytes = std::max<std::size_t>(count * sizeof(T), 1);
-        const std::size_t alignment = bytes >= kHugePage / 8 ? kHugePage : 64;
+        const std::size_t alignment = bytes >= kLarge ? kHugePage : kCacheLine;
         const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
         memory.reset(static_cast<T*>(std::aligned_alloc(alignment, rounded)));
         if (!memory) throw std::bad_alloc();
@@ -153,10 +157,10 @@ nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
         count_list_blocks(as_span(codes), num_items, num_splits, offsets.span());
     }
     const auto num_blocks = static_cast<std::size_t>(offsets.span().back());
-    const std::size_t num_rows = num_splits > 2 ? num_splits - 2 : 0;
-    Output<std::uint8_t> second_codes(num_sub_items * 256);
+    const std::size_t num_rows = num_code_rows(num_splits);
+    Output<std::uint8_t> second_codes(num_sub_items * kMaxNarrowSubItems);
     Output<std::uint8_t> bases(num_blocks);
-    Output<std::uint64_t> steps(num_blocks);
+    Output<std::uint64_t> changes(num_blocks);
     Output<std::uint8_t> rows(num_rows * num_blocks * kBlockItems);
     Output<Item> items(num_blocks * kBlockItems);
     {
@@ -169,13 +173,13 @@ nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
             const auto last = static_cast<std::size_t>(offsets.span()[list + 1]);
             sort_list(first * kBlockItems, last * kBlockItems, second.span(), rows.span(),
                       items.span());
-            rank_list(first, last, second.span(), items.span(), bases.span(), steps.span(),
-                      second_codes.span().subspan(list * 256, 256));
+            rank_list(first, last, second.span(), items.span(), bases.span(), changes.span(),
+                      second_codes.span().subspan(list * kMaxNarrowSubItems, kMaxNarrowSubItems));
         });
     }
     return nb::make_tuple(offsets.release({num_sub_items + 1}),
-                          second_codes.release({num_sub_items, 256}), bases.release({num_blocks}),
-                          steps.release({num_blocks}),
+                          second_codes.release({num_sub_items, kMaxNarrowSubItems}),
+                          bases.release({num_blocks}), changes.release({num_blocks}),
                           rows.release({num_rows, num_blocks, kBlockItems}),
                           items.release({num_blocks, kBlockItems}));
 }
@@ -184,7 +188,7 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
     using namespace recprune;
     const std::size_t num_items = codes.shape(0);
     Output<std::uint32_t> offsets(kPairs * (kCells + 1));
-    const std::size_t num_keys = 2 * num_items + kKeyPadding;
+    const std::size_t num_keys = num_cell_keys(num_items);
     Output<std::uint16_t> keys(kPairs * num_keys);
     Output<Item> items(kPairs * num_items);
     {
@@ -257,47 +261,54 @@ class SearchIndex {
         view_.wide_codes = as_span(wide_codes_);
     }
     void set_lists(Vector<std::int64_t> offsets, Matrix<std::uint8_t> second_codes,
-                   Vector<std::uint8_t> bases, Vector<std::uint64_t> steps,
+                   Vector<std::uint8_t> bases, Vector<std::uint64_t> changes,
                    Cube<std::uint8_t> codes, Matrix<recprune::Item> items) {
-        if (view_.num_sub_items > 256) throw std::invalid_argument("lists need bytes as codes");
+        if (view_.num_sub_items > recprune::kMaxNarrowSubItems)
+            throw std::invalid_argument("lists need bytes as codes");
         const auto starts = as_span(offsets);
         expect(starts.size() == view_.num_sub_items + 1 && starts.front() == 0 &&
                    std::is_sorted(starts.begin(), starts.end()),
                "list offsets");
         const auto num_blocks = static_cast<std::size_t>(starts.back());
-        const std::size_t num_rows = view_.num_splits > 2 ? view_.num_splits - 2 : 0;
-        expect(second_codes.shape(0) == view_.num_sub_items && second_codes.shape(1) == 256 &&
-                   bases.size() == num_blocks && steps.size() == num_blocks,
+        expect(second_codes.shape(0) == view_.num_sub_items &&
+                   second_codes.shape(1) == recprune::kMaxNarrowSubItems &&
+                   bases.size() == num_blocks && changes.size() == num_blocks,
                "ranks of lists");
-        expect(codes.shape(0) == num_rows && codes.shape(1) == num_blocks &&
-                   codes.shape(2) == recprune::kBlockItems && items.shape(0) == num_blocks &&
-                   items.shape(1) == recprune::kBlockItems,
+        expect(codes.shape(0) == recprune::num_code_rows(view_.num_splits) &&
+                   codes.shape(1) == num_blocks && codes.shape(2) == recprune::kBlockItems &&
+                   items.shape(0) == num_blocks && items.shape(1) == recprune::kBlockItems,
                "codes of lists");
         list_offsets_ = std::move(offsets);
         second_codes_ = std::move(second_codes);
         list_bases_ = std::move(bases);
-        list_steps_ = std::move(steps);
+        list_changes_ = std::move(changes);
         list_codes_ = std::move(codes);
         list_items_ = std::move(items);
-        view_.lists = recprune::ListLayout{as_span(list_offsets_), as_span(second_codes_),
-                                           as_span(list_bases_),   as_span(list_steps_),
-                                           as_span(list_codes_),   as_span(list_items_),
-                                           view_.num_splits,       view_.num_sub_items};
+        view_.lists = recprune::ListLayout{
+            .block_offsets = as_span(list_offsets_),
+            .second_codes = as_span(second_codes_),
+            .bases = as_span(list_bases_),
+            .changes = as_span(list_changes_),
+            .codes = as_span(list_codes_),
+            .items = as_span(list_items_),
+            .num_splits = view_.num_splits,
+            .num_sub_items = view_.num_sub_items,
+        };
     }
     void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
-        if (view_.num_sub_items > 256 || view_.num_splits != 8)
-            throw std::invalid_argument("cells need eight bytes as codes");
         using namespace recprune;
+        if (view_.num_sub_items > kMaxNarrowSubItems || view_.num_splits != kCellSplits)
+            throw std::invalid_argument("cells need eight bytes as codes");
         expect(offsets.shape(0) == kPairs && offsets.shape(1) == kCells + 1 &&
-                   keys.shape(0) == kPairs && keys.shape(1) == 2 * view_.num_items + kKeyPadding &&
+                   keys.shape(0) == kPairs && keys.shape(1) == num_cell_keys(view_.num_items) &&
                    items.shape(0) == kPairs && items.shape(1) == view_.num_items,
                "cells");
         cell_offsets_.emplace(as_span(offsets));
         cell_keys_ = std::move(keys);
         cell_items_ = std::move(items);
-        view_.cells = recprune::CellLayout{cell_offsets_->span(), as_span(cell_keys_),
-                                           as_span(cell_items_), view_.num_items};
+        view_.cells = CellLayout{cell_offsets_->span(), as_span(cell_keys_), as_span(cell_items_),
+                                 view_.num_items};
     }
     void set_posting_lists(Matrix<std::int64_t> offsets, Matrix<std::int32_t> items) {
         posting_offsets_ = std::move(offsets);
@@ -333,13 +344,14 @@ class SearchIndex {
             .deadline_ns = settings.deadline_ns,
             .kernels = &kernels_in_use(),
         };
-        const std::span<recprune::Record> record_span(
-            reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries);
-        std::span<std::uint8_t> marks;
-        if (visited) marks = {visited->data(), visited->size()};
+        recprune::Answers answers{
+            .ids = as_span(ids),
+            .scores = as_span(scores),
+            .records = {reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries},
+        };
+        if (visited) answers.visited = as_span(*visited);
         nb::gil_scoped_release unlocked;
-        recprune::search_batch(view_, batch, request, threads, {ids.data(), ids.size()},
-                               {scores.data(), scores.size()}, record_span, marks);
+        recprune::search_batch(view_, batch, request, threads, answers);
     }
 
     // Throws for the first query whose sub-item scores cannot be added up, with a bias of up to
@@ -402,7 +414,7 @@ class SearchIndex {
     Vector<std::int64_t> list_offsets_;
     Matrix<std::uint8_t> second_codes_;
     Vector<std::uint8_t> list_bases_;
-    Vector<std::uint64_t> list_steps_;
+    Vector<std::uint64_t> list_changes_;
     Cube<std::uint8_t> list_codes_;
     Matrix<recprune::Item> list_items_;
     Matrix<std::uint16_t> cell_keys_;
@@ -453,12 +465,7 @@ void add_overflow_error(nb::module_& module) {
     });
 }
 
-}  // namespace
-
-NB_MODULE(_native, module) {
-    // What a cache or another thread still holds when Python ends is no leak to report to users.
-    nb::set_leak_warnings(false);
-    module.doc() = "The C++ core of recprune. Use the Python modules around it.";
+void add_sorting(nb::module_& module) {
     module.def("posting_lists", &posting_lists<std::uint8_t>, "codes"_a.noconvert(),
                "num_sub_items"_a, "threads"_a,
                nb::sig("def posting_lists(codes: numpy.typing.NDArray[numpy.uint8], "
@@ -480,6 +487,9 @@ NB_MODULE(_native, module) {
                        "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], "
                        "numpy.typing.NDArray[numpy.int64]]"),
                "(offsets [users + 1], items, times): by user, then time, then input order.");
+}
+
+void add_building(nb::module_& module) {
     module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a, "threads"_a);
     module.def("build_cells", &build_cells, "codes"_a.noconvert(), "threads"_a);
     module.def("instruction_sets", [] {
@@ -489,7 +499,9 @@ NB_MODULE(_native, module) {
     });
     module.def("instruction_set", [] { return kernels_in_use().name; });
     module.def("record_fields", &record_fields);
-    add_overflow_error(module);
+}
+
+void add_settings(nb::module_& module) {
     nb::enum_<recprune::Method>(module, "Method")
         .value("pqtopk", recprune::Method::pqtopk)
         .value("recjpqprune", recprune::Method::recjpqprune)
@@ -507,6 +519,9 @@ NB_MODULE(_native, module) {
              "items"_a.noconvert())
         .def("set_allow", &Restrictions::set_allow, "words"_a.noconvert())
         .def("set_floors", &Restrictions::set_floors, "scores"_a.noconvert());
+}
+
+void add_index(nb::module_& module) {
     nb::class_<SearchIndex>(module, "SearchIndex")
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
@@ -527,4 +542,17 @@ NB_MODULE(_native, module) {
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
              "threads"_a, "settings"_a, "restrictions"_a.none(), "ids"_a.noconvert(),
              "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    // What a cache or another thread still holds when Python ends is no leak to report to users.
+    nb::set_leak_warnings(false);
+    module.doc() = "The C++ core of recprune. Use the Python modules around it.";
+    add_sorting(module);
+    add_building(module);
+    add_overflow_error(module);
+    add_settings(module);
+    add_index(module);
 }

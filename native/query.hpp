@@ -12,16 +12,18 @@
 
 namespace recprune {
 
+constexpr std::size_t kWordBits = 64;  // items of a word of an allow mask
+
 struct Query {
     const float* sub_item_scores;  // S, [num_splits][num_sub_items]
     std::size_t k;
-    std::span<const Item> exclude;         // ascending
+    std::span<const Item> exclude = {};    // ascending
     const std::uint64_t* allow = nullptr;  // a bit per item, or null: all
     const float* item_bias = nullptr;      // added to each item's score, or null
     float highest_bias = 0.0f;
 
     bool may_return(Item item) const {
-        if (allow && !((allow[item / 64] >> (item % 64)) & 1)) return false;
+        if (allow && !((allow[item / kWordBits] >> (item % kWordBits)) & 1)) return false;
         return exclude.empty() || !std::binary_search(exclude.begin(), exclude.end(), item);
     }
 
@@ -51,10 +53,10 @@ struct Stats {
     std::int64_t items_touched = 0;  // passed through a filter, scored or not
     std::int64_t bytes_touched = 0;  // of codes, keys and posting lists
     double upper_bound = -std::numeric_limits<double>::infinity();
-    // Marks for the sub-item ids that were visited, [num_splits][num_sub_items]; null: nobody asks.
+    // Marks for the sub-item ids that were visited, [num_splits][num_sub_items]; null: none.
     std::uint8_t* visited = nullptr;
 
-    // An item that was not scored is either above no bound of those it was held against, or it was
+    // An item that was not scored is either above no bound that it was held against, or it was
     // rejected for lying below the threshold. So the threshold itself is the least honest bound.
     void set_bound(double bound, bool safe, bool full, double threshold) {
         exact = safe && full;

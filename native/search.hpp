@@ -15,12 +15,14 @@
 #include <vector>
 
 #include "bounds/deficits.hpp"
+#include "cost_model.hpp"
 #include "engines/cells.hpp"
 #include "engines/pqtopk.hpp"
 #include "engines/recjpqprune.hpp"
 #include "engines/scan.hpp"
 #include "kernels/kernels.hpp"
-#include "layouts/layouts.hpp"
+#include "layouts/cells.hpp"
+#include "layouts/lists.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
 #include "util/parallel.hpp"
@@ -36,7 +38,7 @@ enum class Method : std::int32_t {
     dense = 5  // answered outside the core; here for the records
 };
 
-// The parts of an index that are there; views over memory that somebody else keeps alive.
+// The parts of an index that are there; views over memory that the caller keeps alive.
 struct IndexView {
     std::size_t num_items = 0;
     std::size_t num_splits = 0;
@@ -78,48 +80,68 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
-// When which engine pays. Constants found by trial; benchmarks/search.py shows their effect, and no
-// result hangs on them.
-struct CostModel {
-    // Nanoseconds.
-    static double scan(double num_items, const Kernels& kernels) {
-        return kernels.costs.scanned_item * num_items;
-    }
-    static double cell(double num_items, const Kernels& kernels) {
-        const double items = num_items / static_cast<double>(kCells);
-        return kernels.costs.cell + kernels.costs.cell_item * items;
-    }
-    // What the items that are wanted cost more if they are found by cells: two cache misses each.
-    static double finding(std::size_t k) { return 200.0 * static_cast<double>(k); }
-    // A catalogue smaller than this is scanned before cells could be sorted out.
-    static constexpr std::size_t kFewItems = 50'000;
-    // Whether cells are worth a thought.
-    static bool cells_may_pay(std::size_t num_items, std::size_t k, const Kernels& kernels) {
-        return num_items >= kFewItems &&
-               finding(k) < 0.75 * scan(static_cast<double>(num_items), kernels);
-    }
-    // Up to here a few lists are the cheapest source of a first threshold, beyond it a few cells.
-    static constexpr std::size_t kManyItems = 4'000'000;
-    static std::size_t first_lists(std::size_t k) { return std::min<std::size_t>(2 * k + 3, 16); }
-    // If only one item in so many is allowed, these are scored one by one.
-    static constexpr std::size_t kSelective = 32;
-};
-
-inline CellSettings cell_settings(std::size_t items, std::size_t k, bool may_scan,
-                                  const Kernels& kernels) {
-    const auto num_items = static_cast<double>(items);
-    const double first = 800.0 * std::pow(1e6 / std::max(num_items, 1e6), 0.3) *
-                         std::sqrt(static_cast<double>(std::max<std::size_t>(k, 10)) / 10.0);
-    const double most = (CostModel::scan(num_items, kernels) - CostModel::finding(k)) /
-                        CostModel::cell(num_items, kernels);
-    return {first, may_scan ? most : std::numeric_limits<double>::infinity()};
-}
-
 inline std::size_t allowed_items(const Query& query, std::size_t num_items) {
     std::size_t count = 0;
-    for (std::size_t word = 0; word * 64 < num_items; ++word)
+    for (std::size_t word = 0; word * kWordBits < num_items; ++word)
         count += static_cast<std::size_t>(std::popcount(query.allow[word]));
     return count;
+}
+
+// By cells, or by a scan where these do not pay. Returns which it was.
+inline Method search_cells(const IndexView& index, const Query& query, const Request& request,
+                           const Limits& limits, TopK& top, Stats& stats) {
+    const Kernels& kernels = *request.kernels;
+    const CostModel costs(kernels.costs, index.num_items, query.k);
+    Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
+    ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
+    if (!top.full() && costs.lists_come_first() && lists.run(costs.first_lists()))
+        return Method::scan;
+    const bool may_scan = request.method == Method::automatic;
+    const CellSettings settings = costs.cell_settings(may_scan);
+    // Where cells do not pay by far, which is usual for many items, that should cost little to find
+    // out. After a few lists, the tables are about those that cells would have.
+    const bool may_pay =
+        !may_scan || !std::isfinite(lists.slack()) ||
+        may_be_few_cells(deficits, kernels, lists.slack(), lists.scanned(), settings.most_cells);
+    if (may_pay) {
+        lists.settle();
+        CellSearch search(*index.cells, index.codes.data(), kernels, query, index.num_sub_items,
+                          limits, deficits, top, stats);
+        if (search.run(settings, lists.scanned())) return Method::cells;
+    }
+    lists.run(index.num_sub_items);
+    return Method::scan;
+}
+
+inline void search_lists(const IndexView& index, const Query& query, const Request& request,
+                         const Limits& limits, TopK& top, Stats& stats) {
+    Deficits deficits(query, *request.kernels, index.num_splits, index.num_sub_items);
+    ListScan lists(*index.lists, *request.kernels, query, limits, deficits, top, stats);
+    lists.run(index.num_sub_items);
+}
+
+inline void search_posting_lists(const IndexView& index, const Query& query, const Request& request,
+                                 const Limits& limits, TopK& top, Stats& stats) {
+    auto prune = [&](auto codes) {
+        recjpqprune(codes, *index.inverted, index.num_items, index.num_splits, index.num_sub_items,
+                    request.sub_items_per_step, query, limits, top, stats);
+    };
+    if (index.wide_codes.empty())
+        prune(index.codes);
+    else
+        prune(index.wide_codes);
+}
+
+inline void score_all(const IndexView& index, const Query& query, TopK& top, Stats& stats) {
+    auto score = [&](auto codes) {
+        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, top, stats);
+    };
+    if (!index.wide_codes.empty())
+        score(index.wide_codes);
+    else if (!index.codes.empty() || !index.lists)
+        score(index.codes);
+    else
+        pqtopk(*index.lists, query, top, stats);
 }
 
 // Answers one query whose sub-item scores are ready. Returns the method that ran.
@@ -127,59 +149,27 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
     if (method == Method::automatic) {
-        const bool cells_may_pay =
-            index.cells && CostModel::cells_may_pay(index.num_items, query.k, *request.kernels);
-        method = cells_may_pay ? Method::cells : index.lists ? Method::scan : Method::pqtopk;
-    }
-    if (request.method == Method::automatic && query.allow && !index.codes.empty() &&
-        allowed_items(query, index.num_items) * CostModel::kSelective < index.num_items) {
-        pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items, query,
-                       top, stats);
-        return Method::pqtopk;
-    }
-    auto exhaustive = [&](auto codes) {
-        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, top, stats);
-    };
-    if (method == Method::cells || method == Method::scan) {
-        Deficits deficits(query, *request.kernels, index.num_splits, index.num_sub_items);
-        ListScan lists(*index.lists, *request.kernels, query, limits, deficits, top, stats);
-        if (method == Method::cells) {
-            if (!top.full() && request.kernels->costs.lists_are_cheap &&
-                index.num_items < CostModel::kManyItems &&
-                lists.run(CostModel::first_lists(query.k)))
-                return Method::scan;
-            const bool may_scan = request.method == Method::automatic;
-            const CellSettings settings =
-                cell_settings(index.num_items, query.k, may_scan, *request.kernels);
-            // Where cells do not pay by far, which is usual for many items, that should cost little
-            // to find out. After a few lists, the tables are about those that cells would have.
-            const bool may_pay = !may_scan || !std::isfinite(lists.slack()) ||
-                                 may_be_few_cells(deficits, *request.kernels, lists.slack(),
-                                                  lists.scanned(), settings.most_cells);
-            if (may_pay) lists.settle();
-            if (may_pay && search_cells(*index.cells, index.codes.data(), *request.kernels, query,
-                                        index.num_sub_items, settings, lists.scanned(), limits,
-                                        deficits, top, stats))
-                return method;
-            method = Method::scan;
+        const CostModel costs(request.kernels->costs, index.num_items, query.k);
+        if (query.allow && !index.codes.empty() &&
+            costs.few_are_allowed(allowed_items(query, index.num_items))) {
+            pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
+                           query, top, stats);
+            return Method::pqtopk;
         }
-        lists.run(index.num_sub_items);
-    } else if (method == Method::recjpqprune) {
-        auto prune = [&](auto codes) {
-            recjpqprune(codes, *index.inverted, index.num_items, index.num_splits,
-                        index.num_sub_items, request.sub_items_per_step, query, limits, top, stats);
-        };
-        if (index.wide_codes.empty())
-            prune(index.codes);
-        else
-            prune(index.wide_codes);
-    } else {
-        if (!index.wide_codes.empty())
-            exhaustive(index.wide_codes);
-        else if (!index.codes.empty() || !index.lists)
-            exhaustive(index.codes);
-        else
-            pqtopk(*index.lists, query, top, stats);
+        const bool by_cells = index.cells && costs.cells_may_pay();
+        method = by_cells ? Method::cells : index.lists ? Method::scan : Method::pqtopk;
+    }
+    switch (method) {
+        case Method::cells:
+            return search_cells(index, query, request, limits, top, stats);
+        case Method::scan:
+            search_lists(index, query, request, limits, top, stats);
+            break;
+        case Method::recjpqprune:
+            search_posting_lists(index, query, request, limits, top, stats);
+            break;
+        default:
+            score_all(index, query, top, stats);
     }
     return method;
 }
@@ -227,82 +217,109 @@ inline std::int64_t nanoseconds_between(std::chrono::steady_clock::time_point fi
     return std::chrono::duration_cast<std::chrono::nanoseconds>(last - first).count();
 }
 
-// Pre: ids and scores are num_queries × k, records num_queries; visited is empty, or zeros for
-// every query's sub-items, of which those that it visits are marked. Every query is answered whole
-// by one thread, so nothing depends on their number.
-inline void search_batch(const IndexView& index, const Batch& batch, const Request& request,
-                         std::size_t threads, std::span<std::int64_t> ids, std::span<float> scores,
-                         std::span<Record> records, std::span<std::uint8_t> visited) {
-    const std::size_t table_size = index.num_splits * index.num_sub_items;
-    const std::size_t query_size = batch.are_scores ? table_size : index.num_splits * index.width;
-    run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
-        const auto begun = std::chrono::steady_clock::now();
-        Limits limits;
-        limits.max_steps = request.max_steps;
-        limits.over_inflation = request.over_inflation;
-        if (request.deadline_ns > 0)
-            limits.deadline = begun + std::chrono::nanoseconds(request.deadline_ns);
+// Where the answers to a batch go.
+struct Answers {
+    std::span<std::int64_t> ids;  // [num_queries][k]
+    std::span<float> scores;      // [num_queries][k]
+    std::span<Record> records;    // [num_queries]
+    std::span<std::uint8_t> visited =
+        {};  // zeros for every query's sub-items, or empty: not wanted
+};
 
-        const float* sub_item_scores = batch.queries.data() + number * query_size;
-        thread_local std::vector<float> table;
-        if (!batch.are_scores) {
-            table.resize(table_size);
-            request.kernels->sub_item_scores(sub_item_scores, index.transposed.data(),
-                                             index.num_splits, index.width, index.num_sub_items,
-                                             table.data());
-            sub_item_scores = table.data();
-        }
-        const auto scored = std::chrono::steady_clock::now();
-        // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-        if (!scores_are_safe(index, sub_item_scores)) throw QueryOverflow(number);
-        Query query{
-            sub_item_scores, std::min(request.k, index.num_items), {}, nullptr, nullptr, 0.0f};
-        if (!index.item_bias.empty()) {
-            query.item_bias = index.item_bias.data();
-            query.highest_bias = index.highest_bias;
-        }
-        if (!batch.exclude_offsets.empty()) {
-            const auto first = static_cast<std::size_t>(batch.exclude_offsets[number]);
-            const auto last = static_cast<std::size_t>(batch.exclude_offsets[number + 1]);
-            query.exclude = batch.exclude_items.subspan(first, last - first);
-        }
-        if (batch.allow_rows > 0) {
-            const std::size_t words = batch.allow.size() / batch.allow_rows;
-            query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
-        }
-        const float floor =
-            batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
-        TopK top(query.k, floor);
-        Stats stats;
-        if (!visited.empty()) stats.visited = visited.data() + number * table_size;
-        // Nothing is wanted, or nothing is there.
-        const Method method =
-            query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
-        const std::vector<Scored>& best = top.sorted();
-        // Where more are wanted than there are items, none of them is the K-th.
-        const float threshold = request.k > query.k ? floor : top.threshold();
-        std::int64_t* ids_out = ids.data() + number * request.k;
-        float* scores_out = scores.data() + number * request.k;
-        std::size_t rank = 0;
-        for (const Scored& entry : best) {
-            ids_out[rank] = entry.item;
-            scores_out[rank++] = entry.score;
-        }
-        for (; rank < request.k; ++rank) {
-            ids_out[rank] = -1;
-            scores_out[rank] = -std::numeric_limits<float>::infinity();
-        }
-        const auto ended = std::chrono::steady_clock::now();
-        records[number] = {static_cast<std::int64_t>(method),
-                           stats.exact,
-                           stats.steps,
-                           stats.items_scored,
-                           stats.items_touched,
-                           stats.bytes_touched,
-                           threshold,
-                           stats.exact ? threshold : stats.upper_bound,
-                           nanoseconds_between(begun, ended),
-                           nanoseconds_between(begun, scored)};
+inline Limits limits_of(const Request& request, std::chrono::steady_clock::time_point begun) {
+    Limits limits;
+    limits.max_steps = request.max_steps;
+    limits.over_inflation = request.over_inflation;
+    if (request.deadline_ns > 0)
+        limits.deadline = begun + std::chrono::nanoseconds(request.deadline_ns);
+    return limits;
+}
+
+// The sub-item scores of a query of a batch; valid until the thread's next call.
+inline const float* sub_item_scores_of(const IndexView& index, const Batch& batch,
+                                       const Request& request, std::size_t number) {
+    const std::size_t table_size = index.num_splits * index.num_sub_items;
+    if (batch.are_scores) return batch.queries.data() + number * table_size;
+    thread_local std::vector<float> table;
+    table.resize(table_size);
+    request.kernels->sub_item_scores(batch.queries.data() + number * index.num_splits * index.width,
+                                     index.transposed.data(), index.num_splits, index.width,
+                                     index.num_sub_items, table.data());
+    return table.data();
+}
+
+inline Query query_of(const IndexView& index, const Batch& batch, std::size_t number,
+                      const float* sub_item_scores, std::size_t k) {
+    Query query{.sub_item_scores = sub_item_scores, .k = std::min(k, index.num_items)};
+    if (!index.item_bias.empty()) {
+        query.item_bias = index.item_bias.data();
+        query.highest_bias = index.highest_bias;
+    }
+    if (!batch.exclude_offsets.empty()) {
+        const auto first = static_cast<std::size_t>(batch.exclude_offsets[number]);
+        const auto last = static_cast<std::size_t>(batch.exclude_offsets[number + 1]);
+        query.exclude = batch.exclude_items.subspan(first, last - first);
+    }
+    if (batch.allow_rows > 0) {
+        const std::size_t words = batch.allow.size() / batch.allow_rows;
+        query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
+    }
+    return query;
+}
+
+// Writes the best items, and fills up with what stands for none.
+inline void write_top(std::span<const Scored> best, std::span<std::int64_t> ids,
+                      std::span<float> scores) {
+    for (std::size_t at = 0; at < best.size(); ++at) {
+        ids[at] = best[at].item;
+        scores[at] = best[at].score;
+    }
+    std::fill(ids.begin() + static_cast<std::ptrdiff_t>(best.size()), ids.end(), -1);
+    std::fill(scores.begin() + static_cast<std::ptrdiff_t>(best.size()), scores.end(),
+              -std::numeric_limits<float>::infinity());
+}
+
+inline void search_one(const IndexView& index, const Batch& batch, const Request& request,
+                       std::size_t number, const Answers& answers) {
+    const auto begun = std::chrono::steady_clock::now();
+    const Limits limits = limits_of(request, begun);
+    const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
+    const auto scored = std::chrono::steady_clock::now();
+    // NaN and infinity in an embedding end up here too; the caller finds out which it was.
+    if (!scores_are_safe(index, sub_item_scores)) throw QueryOverflow(number);
+    const Query query = query_of(index, batch, number, sub_item_scores, request.k);
+    const float floor =
+        batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
+    TopK top(query.k, floor);
+    Stats stats;
+    if (!answers.visited.empty())
+        stats.visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
+    // Nothing is wanted, or nothing is there.
+    const Method method =
+        query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
+    write_top(top.sorted(), answers.ids.subspan(number * request.k, request.k),
+              answers.scores.subspan(number * request.k, request.k));
+    // Where more are wanted than there are items, none of them is the K-th.
+    const float threshold = request.k > query.k ? floor : top.threshold();
+    answers.records[number] = {
+        .method = static_cast<std::int64_t>(method),
+        .exact = stats.exact,
+        .steps = stats.steps,
+        .items_scored = stats.items_scored,
+        .items_touched = stats.items_touched,
+        .bytes_touched = stats.bytes_touched,
+        .threshold = threshold,
+        .upper_bound = stats.exact ? threshold : stats.upper_bound,
+        .nanoseconds = nanoseconds_between(begun, std::chrono::steady_clock::now()),
+        .sub_item_score_nanoseconds = nanoseconds_between(begun, scored),
+    };
+}
+
+// Every query is answered whole by one thread, so nothing depends on their number.
+inline void search_batch(const IndexView& index, const Batch& batch, const Request& request,
+                         std::size_t threads, const Answers& answers) {
+    run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
+        search_one(index, batch, request, number, answers);
     });
 }
 

@@ -10,6 +10,8 @@
 namespace recprune {
 
 using Item = std::uint32_t;
+// Higher than every item's id, so it loses every tie: fills up what has a place for an item.
+constexpr Item kNoItem = std::numeric_limits<Item>::max();
 
 struct Scored {
     float score;
@@ -25,11 +27,11 @@ inline constexpr auto better = [](const Scored& a, const Scored& b) {
 // by the batch: until `settle`, the threshold lags behind, which is safe.
 class TopK {
   public:
-    // With a floor, no item below it enters. It is held by K entries of nobody, who lose every tie:
-    // to a search, the top K is full and the floor is its threshold from the beginning.
+    // With a floor, no item below it enters. It is held by K entries of kNoItem, which lose every
+    // tie: to a search, the top K is full and the floor is its threshold from the beginning.
     explicit TopK(std::size_t k, float floor = -std::numeric_limits<float>::infinity()) : k_(k) {
         if (floor == threshold_) return;
-        best_.assign(k, {floor, kNobody});
+        best_.assign(k, {floor, kNoItem});
         threshold_ = floor;
     }
 
@@ -48,7 +50,7 @@ class TopK {
 
     // Brings the threshold up to date.
     void settle() {
-        if (fresh_.empty()) return;  // the rule for small K
+        if (fresh_.empty()) return;  // always so for small K
         std::sort(fresh_.begin(), fresh_.end(), better);
         merged_.clear();
         auto old = best_.cbegin();
@@ -57,8 +59,8 @@ class TopK {
             const bool take_fresh =
                 old == best_.cend() || (fresh != fresh_.cend() && better(*fresh, *old));
             const Scored& next = take_fresh ? *fresh++ : *old++;
-            // Whoever was offered twice stands next to himself: his scores are the same.
-            if (merged_.empty() || merged_.back().item != next.item || next.item == kNobody)
+            // An item that was offered twice stands next to itself: its scores are the same.
+            if (merged_.empty() || merged_.back().item != next.item || next.item == kNoItem)
                 merged_.push_back(next);
         }
         best_.swap(merged_);
@@ -69,18 +71,21 @@ class TopK {
     // Best first. Ends the life of this object.
     const std::vector<Scored>& sorted() {
         settle();
-        std::erase_if(best_, [](const Scored& entry) { return entry.item == kNobody; });
+        std::erase_if(best_, [](const Scored& entry) { return entry.item == kNoItem; });
         return best_;
     }
 
   private:
-    static constexpr Item kNobody = std::numeric_limits<Item>::max();
-    static constexpr std::size_t kFew = 128;    // up to here, an offer finds its place at once
-    static constexpr std::size_t kBatches = 8;  // that fill the top K once
+    // Items up to which an offer finds its place at once: moving so few costs less than sorting
+    // batches. Found by trial.
+    static constexpr std::size_t kFew = 128;
+    // Batches of offers that fill the top K once: more keep the threshold closer, fewer merge less.
+    // Found by trial.
+    static constexpr std::size_t kBatches = 8;
 
     void insert(const Scored& entry) {
         const auto place = std::upper_bound(best_.begin(), best_.end(), entry, better);
-        // Whoever was offered before is there, or was evicted and cannot come back.
+        // An item that was offered before is there, or was evicted and cannot come back.
         if (place != best_.begin() && place[-1].item == entry.item) return;
         if (full()) {
             std::move_backward(place, best_.end() - 1, best_.end());

@@ -17,11 +17,13 @@
 
 namespace recprune {
 
-constexpr int kTargetLimit = 250;  // where the slack is mapped to: leaves room for "more"
+// Units that the slack is mapped to: nearly all that a byte holds, and room for "more".
+constexpr int kTargetLimit = 250;
 
-// Takes the given sub-items out of the deficits of one split, and what all others share with them.
-// Returns how much that is.
-inline int leave_out(std::span<std::uint8_t, 256> deficits, std::span<const std::uint16_t> done) {
+// Takes the given sub-items out of the deficits of one split, and off the others what they all
+// share. Returns how much that is.
+inline int leave_out(std::span<std::uint8_t, kMaxNarrowSubItems> deficits,
+                     std::span<const std::uint16_t> done) {
     for (std::uint16_t b : done) deficits[b] = kFullDeficit;
     const std::uint8_t shared = *std::min_element(deficits.begin(), deficits.end());
     for (std::uint8_t& deficit : deficits) {
@@ -41,7 +43,7 @@ class Deficits {
           num_splits_(num_splits),
           num_sub_items_(num_sub_items),
           maxima_(num_splits),
-          quantised_(num_splits * 256, kFullDeficit) {
+          quantised_(num_splits * kMaxNarrowSubItems, kFullDeficit) {
         double magnitude = std::abs(static_cast<double>(query.highest_bias));
         best_possible_ = query.item_bias ? query.highest_bias : 0.0;
         for (std::size_t split = 0; split < num_splits; ++split) {
@@ -53,11 +55,10 @@ class Deficits {
             magnitude += std::max(std::abs(static_cast<double>(highest)),
                                   std::abs(static_cast<double>(lowest)));
         }
-        // num_splits additions (bias included) of float32, each off by at most half a unit in the
-        // last place of a partial sum that Σ max|S| bounds; 1.01 covers higher orders, and the
-        // smallest subnormal what underflow could hide.
+        // num_splits additions (bias included), each off by at most half a unit in the last place
+        // of a partial sum that Σ max|S| bounds.
         const double additions = static_cast<double>(num_splits);
-        rounding_ = additions * 0x1p-24 * 1.01 * magnitude + 0x1p-149;
+        rounding_ = additions * kHalfUnit * kHigherOrders * magnitude + kSmallestFloat;
     }
 
     // No score can be higher, whatever the rounding.
@@ -68,24 +69,23 @@ class Deficits {
     // Every item whose float32 score is ≥ threshold has a real deficit of at most this.
     double slack(double threshold, double over_inflation = 0.0) const {
         const double whole = best_possible_ - threshold + rounding_;
-        return whole * (1.0 - over_inflation) + std::abs(best_possible_) * 0x1p-48;
+        return whole * (1.0 - over_inflation) + std::abs(best_possible_) * kDoubleMargin;
     }
 
     // The same if only so much is known: as many items as are wanted have deficits of at most so
     // many units. Their scores are rounded too, so the margin counts twice.
     double slack_of_counted(int units) const {
-        return units / units_ * (1.0 + 1e-11) + 2.0 * rounding_;
+        return units / units_ * (1.0 + kCountedMargin) + 2.0 * rounding_;
     }
 
     // Maps the given slack to `target` (and anything larger than 255 units to 255).
     void quantise(double slack, int target = kTargetLimit) {
-        // A slack of nothing still needs finite arithmetic: then any deficit at all is "full".
         shared_ = 0;
-        units_ = slack > 1e-290 ? target / slack : 1e292;
-        const double scale = units_ * (1.0 - 1e-12);
+        units_ = slack > kLeastSlack ? target / slack : kMostUnits;
+        const double scale = units_ * (1.0 - kScaleMargin);
         for (std::size_t split = 0; split < num_splits_; ++split) {
             kernels_.quantise(scores_ + split * num_sub_items_, num_sub_items_, maxima_[split],
-                              scale, &quantised_[split * 256]);
+                              scale, &quantised_[split * kMaxNarrowSubItems]);
         }
     }
 
@@ -93,17 +93,17 @@ class Deficits {
     // and with them the smallest deficit that all others share: limits are lowered by it. Lasts
     // until the next quantise().
     void leave_out(std::span<const std::uint16_t> done) {
-        shared_ = recprune::leave_out(std::span(quantised_).first<256>(), done);
+        shared_ = recprune::leave_out(std::span(quantised_).first<kMaxNarrowSubItems>(), done);
     }
 
     // The largest sum of quantised deficits that an item within this slack can have.
     int limit(double slack) const {
         if (slack < 0.0) return -1;
         const double units = slack * units_;
-        return (units < 1e6 ? static_cast<int>(units) : 1'000'000) - shared_;
+        return (units < kBeyondAllSums ? static_cast<int>(units) : kBeyondAllSums) - shared_;
     }
 
-    // Whoever has this sum of quantised deficits, none of them full and nothing left out, has a
+    // An item with this sum of quantised deficits, none of them full and nothing left out, has a
     // real one of at most so many units.
     int most_units(int sum) const { return sum + static_cast<int>(num_splits_); }
 
@@ -115,10 +115,23 @@ class Deficits {
 
     // 256 deficits for each split, one split after the other.
     const std::uint8_t* of_split(std::size_t split) const {
-        return quantised_.data() + split * 256;
+        return quantised_.data() + split * kMaxNarrowSubItems;
     }
 
   private:
+    // What rounding may add up to; docs/search.md has the proofs.
+    static constexpr double kHalfUnit = 0x1p-24;        // of float32: a unit in the last place / 2
+    static constexpr double kHigherOrders = 1.01;       // of the errors of a sum of float32
+    static constexpr double kSmallestFloat = 0x1p-149;  // what underflow could hide
+    static constexpr double kDoubleMargin = 0x1p-48;    // for float64 itself: sixteen half units
+    static constexpr double kScaleMargin = 1e-12;       // rounding may only lower a deficit
+    static constexpr double kCountedMargin = 1e-11;     // covers kScaleMargin
+    // A slack of nothing still needs finite arithmetic: then any deficit at all is "full".
+    static constexpr double kLeastSlack = 1e-290;
+    static constexpr double kMostUnits = 1e292;
+    // Units, many more than the deficits of an item add up to: 255 for each of its splits.
+    static constexpr int kBeyondAllSums = 1'000'000;
+
     // Side by side in lanes, which the compiler turns into vectors: one after the other is slow.
     static std::pair<float, float> extremes(const float* values, std::size_t count) {
         constexpr std::size_t kLanes = 16;

@@ -8,11 +8,14 @@
 #include <span>
 #include <type_traits>
 
-#include "layouts/layouts.hpp"
+#include "layouts/lists.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
 
 namespace recprune {
+
+// Splits of the paper's codes: the case whose loop is unrolled.
+constexpr std::size_t kUsualSplits = 8;
 
 // The definition of an item's score: sub-item scores in split order, in float32.
 template <class Code>
@@ -37,9 +40,8 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
                 top.offer(score, static_cast<Item>(item));
         }
     };
-    // The common case with its loop unrolled.
-    if (num_splits == 8)
-        run(std::integral_constant<std::size_t, 8>{});
+    if (num_splits == kUsualSplits)
+        run(std::integral_constant<std::size_t, kUsualSplits>{});
     else
         run(num_splits);
     stats.items_scored = stats.items_touched = static_cast<std::int64_t>(num_items);
@@ -51,9 +53,10 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
 template <class Code>
 void pqtopk_allowed(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
                     std::size_t num_sub_items, const Query& query, TopK& top, Stats& stats) {
-    for (std::size_t word = 0; word * 64 < num_items; ++word) {
+    for (std::size_t word = 0; word * kWordBits < num_items; ++word) {
         for (std::uint64_t bits = query.allow[word]; bits; bits &= bits - 1) {
-            const std::size_t item = word * 64 + static_cast<std::size_t>(std::countr_zero(bits));
+            const std::size_t item =
+                word * kWordBits + static_cast<std::size_t>(std::countr_zero(bits));
             const float score =
                 query.with_bias(score_item(query.sub_item_scores, &codes[item * num_splits],
                                            num_splits, num_sub_items),
@@ -86,7 +89,7 @@ inline void pqtopk(const ListLayout& lists, const Query& query, TopK& top, Stats
     }
     stats.items_touched = stats.items_scored;
     stats.bytes_touched =
-        static_cast<std::int64_t>(lists.bases.size_bytes() + lists.steps.size_bytes() +
+        static_cast<std::int64_t>(lists.bases.size_bytes() + lists.changes.size_bytes() +
                                   lists.codes.size_bytes() + lists.items.size_bytes());
     stats.steps = 1;
 }

@@ -21,132 +21,164 @@
 #include <utility>
 #include <vector>
 
+#include "bounds/candidates.hpp"
 #include "bounds/deficits.hpp"
-#include "bounds/waiting_room.hpp"
 #include "kernels/kernels.hpp"
-#include "layouts/layouts.hpp"
+#include "layouts/lists.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
 
 namespace recprune {
 
-// A scan that can pause: a few of the best lists give a good first threshold to whoever goes on.
+// A scan that can pause: a few of the best lists give a good first threshold to another engine.
 // The top K may already hold items; their threshold then helps from the first block on.
 class ListScan {
   public:
     ListScan(const ListLayout& layout, const Kernels& kernels, const Query& query,
-             const Limits& request, Deficits& deficits, TopK& top, Stats& stats)
+             const Limits& limits, Deficits& deficits, TopK& top, Stats& stats)
         : layout_(layout),
           kernels_(kernels),
           query_(query),
-          request_(request),
+          limits_(limits),
           deficits_(deficits),
           top_(top),
           stats_(stats),
-          sorted_row_{layout.bases.data(), layout.steps.data(), second_deficits_.data()},
-          rows_(layout.num_splits > 2 ? layout.num_splits - 2 : 0),
+          sorted_row_{layout.bases.data(), layout.changes.data(), second_deficits_.data()},
+          rows_(num_code_rows(layout.num_splits)),
           near_(std::min(kUsualNear, rows_.size())),
-          may_wait_(wants_many(query) && !query.allow && !query.item_bias &&
-                    request.over_inflation == 0.0 && !request.has_deadline()),
+          counts_first_(wants_many(query) && !query.allow && !query.item_bias &&
+                        limits.over_inflation == 0.0 && !limits.has_deadline()),
           // Any of the first may be excluded.
-          waiting_(query.k + query.exclude.size()) {
+          candidates_(query.k + query.exclude.size()) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
 
     // Scans up to `num_lists` more lists. Returns true if the search has ended: nothing is left
-    // that could enter the top K, or a request to stop came, which stats.exact then tells apart.
+    // that could enter the top K, or a limit was reached, which stats.exact then tells apart.
     bool run(std::size_t num_lists) {
         top_.settle();
-        if (top_.full() || may_wait_) tighten();  // others may have found more
-        const std::size_t stop = std::min(rank_ + num_lists, layout_.num_sub_items);
+        if (top_.full() || counts_first_) tighten();  // others may have found more
+        const std::size_t stop = std::min(num_done_ + num_lists, layout_.num_sub_items);
         const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
-        sort_up_to(to_the_end ? std::min(stop, std::max(rank_, kBestLists)) : stop);
-        for (; rank_ < stop; ++rank_) {
-            const std::size_t list = order_[rank_];
+        sort_up_to(to_the_end ? std::min(stop, std::max(num_done_, kBestLists)) : stop);
+        for (; num_done_ < stop; ++num_done_) {
+            const std::size_t list = order_[num_done_];
             if (quantised_ && deficits_.of_split(0)[list] > limit_) {
-                if (rank_ >= num_sorted_) continue;
-                rank_ = layout_.num_sub_items;  // lists only get worse from here
+                if (num_done_ >= num_sorted_) continue;
+                num_done_ = layout_.num_sub_items;  // lists only get worse from here
                 break;
             }
-            if (stats_.steps >= request_.max_steps || request_.expired()) {
-                settle();
-                const float* scores = query_.sub_item_scores;
-                const double lost = static_cast<double>(scores[order_[0]]) - scores[list];
-                double considered = lost;  // items with a smaller deficit have been looked at
-                if (top_.full() && request_.over_inflation > 0.0)
-                    considered = std::min(
-                        considered, deficits_.slack(top_.threshold(), request_.over_inflation));
-                stats_.set_bound(deficits_.best_possible() - considered,
-                                 considered > deficits_.slack(top_.threshold()), top_.full(),
-                                 top_.threshold());
+            if (stats_.steps >= limits_.max_steps || limits_.expired()) {
+                stop_before(list);
                 return true;
             }
             ++stats_.steps;
             scan_list(list);
         }
-        if (rank_ < layout_.num_sub_items) return false;
-        settle();
-        if (quantised_ &&
-            top_.full()) {  // what was rejected is below the threshold, or below the inflated one
-            const double slack = deficits_.slack(top_.threshold(), request_.over_inflation);
-            stats_.set_bound(deficits_.best_possible() - slack,
-                             slack >= deficits_.slack(top_.threshold()), top_.full(),
-                             top_.threshold());
-        }
+        if (num_done_ < layout_.num_sub_items) return false;
+        finish();
         return true;
     }
 
     // After a pause: brings the top K up to date with all that has been scanned.
     void settle() {
-        const std::span<const Waiting> items = waiting_.call_in(limit_);
-        for (const Waiting& item : items) layout_.prefetch_item(item.block, item.lane);
-        for (const Waiting& item : items) consider(item.list, item.block, item.lane);
+        const std::span<const Candidate> candidates = candidates_.take(limit_);
+        for (const Candidate& item : candidates) layout_.prefetch_item(item.block, item.lane);
+        for (const Candidate& item : candidates) consider(item.list, item.block, item.lane);
         top_.settle();
     }
 
-    // After a pause: whoever has a larger deficit than this is not wanted.
+    // After a pause: an item with a larger deficit than this is not wanted.
     double slack() const { return slack_; }
 
     // The lists that are done.
-    std::span<const std::uint16_t> scanned() const { return {order_.data(), rank_}; }
+    std::span<const std::uint16_t> scanned() const { return {order_.data(), num_done_}; }
 
   private:
-    static constexpr std::size_t kBestLists = 8;      // then the threshold is good enough
-    static constexpr std::size_t kLongStretch = 128;  // blocks
-    static constexpr std::size_t kNoList = 256;
+    // All found by trial; benchmarks/search.py shows their effect, and no result hangs on them.
+    // Lists that are sorted by score: after these, the threshold is good enough.
+    static constexpr std::size_t kBestLists = 8;
+    // Blocks between two looks at the limit: few while it falls fast, then twice as many each time.
+    static constexpr std::size_t kShortStretch = 8;
+    static constexpr std::size_t kLongStretch = 128;
+    // Near rows: how many there are at least, and at first.
     static constexpr std::size_t kFewestNear = 2;
     static constexpr std::size_t kUsualNear = 4;
+    // If more than one block in kManyFound is found, a near row more pays; if fewer than one in
+    // kFewFound, a row less.
+    static constexpr std::size_t kManyFound = 4;
+    static constexpr std::size_t kFewFound = 40;
+    // Items that may be wanted for candidates to be counted before any is scored: fewer are found
+    // as fast as they come, and for more there should be no room.
+    static constexpr std::size_t kFewestCounted = 48;
+    static constexpr std::size_t kMostCounted = 65'536;
+    // Tables are made anew when the slack is less than this share of what they were made for.
+    static constexpr double kWornShare = 0.75;
 
-    // Few are found as fast as they come, for very many there should be no room, and where more are
-    // excluded than are wanted, counting tells little.
+    static constexpr std::size_t kNoList = kMaxNarrowSubItems;
+
+    // Blocks of a stretch that filters have left over. There is room for one more: kernels write
+    // before they know whether it counts.
+    struct FoundBlocks {
+        std::array<std::uint32_t, kLongStretch + 1> blocks;
+        std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
+        std::array<std::uint64_t, kLongStretch + 1> items;  // a bit for each that is left over
+    };
+
+    // Where more items are excluded than are wanted, counting tells little.
     static bool wants_many(const Query& query) {
-        return query.k >= 48 && query.k <= 65'536 && query.exclude.size() <= query.k;
+        return query.k >= kFewestCounted && query.k <= kMostCounted &&
+               query.exclude.size() <= query.k;
     }
 
-    // Whether a request to stop could come before the lists are done: then they are all sorted.
+    // Whether a limit could be reached before the lists are done: then they are all sorted.
     bool may_stop() const {
-        const auto left = static_cast<std::int64_t>(layout_.num_sub_items - rank_);
-        return request_.has_deadline() || request_.max_steps - stats_.steps < left;
+        const auto left = static_cast<std::int64_t>(layout_.num_sub_items - num_done_);
+        return limits_.has_deadline() || limits_.max_steps - stats_.steps < left;
+    }
+
+    // A limit was reached before this list.
+    void stop_before(std::size_t list) {
+        settle();
+        const float* scores = query_.sub_item_scores;
+        // Items with a smaller deficit have been looked at.
+        double considered = static_cast<double>(scores[order_[0]]) - scores[list];
+        if (top_.full() && limits_.over_inflation > 0.0)
+            considered =
+                std::min(considered, deficits_.slack(top_.threshold(), limits_.over_inflation));
+        stats_.set_bound(deficits_.best_possible() - considered,
+                         considered > deficits_.slack(top_.threshold()), top_.full(),
+                         top_.threshold());
+    }
+
+    // All lists are done.
+    void finish() {
+        settle();
+        if (!quantised_ || !top_.full()) return;
+        // What was rejected is below the threshold, or below the inflated one.
+        const double slack = deficits_.slack(top_.threshold(), limits_.over_inflation);
+        stats_.set_bound(deficits_.best_possible() - slack,
+                         slack >= deficits_.slack(top_.threshold()), top_.full(), top_.threshold());
     }
 
     // The best of the lists that are left come first, sorted, the others as they lie in memory:
     // by then the threshold hardly rises, and memory likes to be read in order.
     void sort_up_to(std::size_t stop) {
         if (stop <= num_sorted_) return;
-        std::array<std::uint64_t, 256> keys;
-        for (std::size_t rank = rank_; rank < layout_.num_sub_items; ++rank)
-            keys[rank] = std::uint64_t{descending(query_.sub_item_scores[order_[rank]])} << 32 |
-                         order_[rank];
-        auto place = [&keys](std::size_t rank) {
-            return keys.begin() + static_cast<std::ptrdiff_t>(rank);
+        std::array<std::uint64_t, kMaxNarrowSubItems> keys;
+        for (std::size_t at = num_done_; at < layout_.num_sub_items; ++at)
+            keys[at] =
+                std::uint64_t{descending(query_.sub_item_scores[order_[at]])} << 32 | order_[at];
+        auto key = [&keys](std::size_t at) {
+            return keys.begin() + static_cast<std::ptrdiff_t>(at);
         };
-        std::partial_sort(place(rank_), place(stop), place(layout_.num_sub_items));
+        std::partial_sort(key(num_done_), key(stop), key(layout_.num_sub_items));
         num_sorted_ = stop;
-        std::array<bool, 256> sorted{};
-        for (std::size_t rank = 0; rank < stop; ++rank) {
-            if (rank >= rank_) order_[rank] = static_cast<std::uint16_t>(keys[rank]);
-            sorted[order_[rank]] = true;
+        std::array<bool, kMaxNarrowSubItems> sorted{};
+        for (std::size_t at = 0; at < stop; ++at) {
+            if (at >= num_done_) order_[at] = static_cast<std::uint16_t>(keys[at]);
+            sorted[order_[at]] = true;
         }
         for (std::size_t list = 0; list < layout_.num_sub_items; ++list) {
             if (!sorted[list]) order_[stop++] = static_cast<std::uint16_t>(list);
@@ -191,55 +223,76 @@ class ListScan {
             count_bytes(1, rows_.size());
             score_block(list, block, block + 1 == end ? layout_.real_items(block) : ~0ull);
         }
-        std::array<std::uint32_t, kLongStretch + 1> found;
-        std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
-        std::array<std::uint64_t, kLongStretch + 1> items;
         while (block < end) {
             const int left = limit_ - deficits_.of_split(0)[list];
             if (left < 0) return;
-            look_up_second(list);
             const std::size_t stop = std::min(block + stretch_, end);
-            const std::size_t far = rows_.size() - near_;
-            const std::size_t num_found =
-                kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size()}, block, stop,
-                                     left, found.data(), sums.data());
-            const std::size_t num_kept =
-                kernels_.filter_blocks(rows_.data() + near_, far, found.data(), num_found,
-                                       sums.data(), left, items.data());
-            count_bytes(stop - block, (stop - block) * near_ + num_found * far);
-            adapt(stop - block, num_found);
-            // Who they are, a cache miss, will soon be asked of some of them.
-            for (std::size_t at = 0; at < num_kept && !may_wait_; ++at)
-                layout_.prefetch_item(found[at],
-                                      static_cast<std::size_t>(std::countr_zero(items[at])));
-            for (std::size_t at = 0; at < num_kept; ++at) {
-                if (found[at] + std::size_t{1} == end) items[at] &= layout_.real_items(found[at]);
-                if (may_wait_)
-                    wait(list, found[at], items[at], sums.data() + at * kBlockItems);
-                else
-                    score_block(list, found[at], items[at]);
-            }
-            if (may_wait_ && waiting_.worth_a_look()) tighten();
-            if (waiting_.is_crowded()) make_room();
+            scan_stretch(list, left, block, stop, end);
+            if (counts_first_ && candidates_.count_is_due()) tighten();
+            if (candidates_.is_full()) make_room();
             block = stop;
         }
     }
 
-    void wait(std::size_t list, std::size_t block, std::uint64_t mask, const std::uint8_t* sums) {
+    // Filters the blocks in [block, stop) and hands over what is left of them. `left` is what the
+    // limit leaves to the splits after the first; the list's blocks end at `end`.
+    void scan_stretch(std::size_t list, int left, std::size_t block, std::size_t stop,
+                      std::size_t end) {
+        look_up_second(list);
+        FoundBlocks found;
+        const std::size_t far = rows_.size() - near_;
+        const std::size_t num_found =
+            kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size()}, block, stop,
+                                 left, found.blocks.data(), found.sums.data());
+        const std::size_t num_kept =
+            kernels_.filter_blocks(rows_.data() + near_, far, found.blocks.data(), num_found,
+                                   found.sums.data(), left, found.items.data());
+        count_bytes(stop - block, (stop - block) * near_ + num_found * far);
+        adapt(stop - block, num_found);
+        const std::size_t num_left = take_out_padding(found, num_kept, end);
+        if (counts_first_)
+            buffer_blocks(list, found, num_left);
+        else
+            score_blocks(list, found, num_left);
+    }
+
+    // Padding may have passed the filters if a list's last block did. Returns how many blocks have
+    // more than that.
+    std::size_t take_out_padding(FoundBlocks& found, std::size_t count, std::size_t end) const {
+        if (count == 0 || found.blocks[count - 1] + std::size_t{1} != end) return count;
+        std::uint64_t& items = found.items[count - 1];
+        items &= layout_.real_items(end - 1);
+        return items ? count : count - 1;
+    }
+
+    void buffer_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
         const int first_deficit = deficits_.of_split(0)[list];
-        for (; mask; mask &= mask - 1) {
-            const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
-            const int deficit = first_deficit + sums[lane];
-            waiting_.enter({static_cast<std::uint32_t>(block), static_cast<std::uint8_t>(lane),
-                            static_cast<std::uint8_t>(list), static_cast<std::uint8_t>(deficit)},
-                           deficits_.most_units(deficit));
+        for (std::size_t at = 0; at < count; ++at) {
+            const std::uint8_t* sums = found.sums.data() + at * kBlockItems;
+            for (std::uint64_t mask = found.items[at]; mask; mask &= mask - 1) {
+                const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
+                const int deficit = first_deficit + sums[lane];
+                candidates_.add(
+                    {found.blocks[at], static_cast<std::uint8_t>(lane),
+                     static_cast<std::uint8_t>(list), static_cast<std::uint8_t>(deficit)},
+                    deficits_.most_units(deficit));
+            }
         }
     }
 
-    // Where many come at once, as ties do, they are scored after all.
+    void score_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
+        // The id of an item, a cache miss, will soon be asked for by some of them.
+        for (std::size_t at = 0; at < count; ++at)
+            layout_.prefetch_item(found.blocks[at],
+                                  static_cast<std::size_t>(std::countr_zero(found.items[at])));
+        for (std::size_t at = 0; at < count; ++at)
+            score_block(list, found.blocks[at], found.items[at]);
+    }
+
+    // Where many candidates come at once, as ties do, they are scored after all.
     void make_room() {
-        waiting_.send_away_beyond(limit_);
-        if (!waiting_.is_crowded()) return;
+        candidates_.discard_beyond(limit_);
+        if (!candidates_.is_full()) return;
         settle();
         tighten();
     }
@@ -254,9 +307,9 @@ class ListScan {
 
     // Of every block the ranks are read, a base and a bit an item, and some rows of bytes.
     void count_bytes(std::size_t blocks, std::size_t block_rows) {
-        constexpr std::size_t kRanks = 1 + kBlockItems / 8;
+        constexpr std::size_t kRankBytes = 1 + kBlockItems / 8;
         stats_.bytes_touched +=
-            static_cast<std::int64_t>(blocks * kRanks + block_rows * kBlockItems);
+            static_cast<std::int64_t>(blocks * kRankBytes + block_rows * kBlockItems);
     }
 
     // A near row costs something for every block, the far ones cost much for the blocks that the
@@ -266,9 +319,9 @@ class ListScan {
         num_seen_ += blocks;
         num_found_ += found;
         if (num_seen_ < 2 * kLongStretch) return;
-        if (num_found_ * 4 > num_seen_ && near_ < rows_.size())
+        if (num_found_ * kManyFound > num_seen_ && near_ < rows_.size())
             ++near_;
-        else if (num_found_ * 40 < num_seen_ && near_ > kFewestNear)
+        else if (num_found_ * kFewFound < num_seen_ && near_ > kFewestNear)
             --near_;
         num_seen_ = num_found_ = 0;
     }
@@ -283,7 +336,7 @@ class ListScan {
     void consider(std::size_t list, std::size_t block, std::size_t lane) {
         ++stats_.items_scored;
         float score = layout_.score(query_.sub_item_scores, list, block, lane);
-        // Who the item is, often a cache miss, matters only if it is good enough.
+        // The id of the item, often a cache miss, matters only if it is good enough.
         if (!query_.item_bias && score < top_.threshold()) return;
         const Item item = layout_.items[block * kBlockItems + lane];
         score = query_.with_bias(score, item);
@@ -293,17 +346,17 @@ class ListScan {
     // Follows the threshold: the limit at once, the tables when it has moved far enough to pay.
     void tighten() {
         double slack = std::numeric_limits<double>::infinity();
-        if (top_.full()) slack = deficits_.slack(top_.threshold(), request_.over_inflation);
-        if (may_wait_) {
-            const int counted = waiting_.look();
+        if (top_.full()) slack = deficits_.slack(top_.threshold(), limits_.over_inflation);
+        if (counts_first_) {
+            const int counted = candidates_.count();
             if (counted < kFullDeficit)
                 slack = std::min(slack, deficits_.slack_of_counted(counted));
         }
         slack = slack_ = std::min(slack, deficits_.range());
-        if (!quantised_ || slack < 0.75 * slack_of_tables_) {
+        if (!quantised_ || slack < kWornShare * slack_of_tables_) {
             const double units = deficits_.units();
             deficits_.quantise(slack);
-            if (quantised_ && may_wait_) waiting_.rescale(deficits_.units() / units);
+            if (quantised_ && counts_first_) candidates_.rescale(deficits_.units() / units);
             slack_of_tables_ = slack;
             quantised_ = true;
             looked_up_ = kNoList;
@@ -315,37 +368,37 @@ class ListScan {
     // The splits with the largest deficits on average first: they reject the most.
     void sort_rows() {
         std::vector<std::pair<int, std::size_t>> order;
-        for (std::size_t split = 2; split < layout_.num_splits; ++split) {
+        for (std::size_t split = kSortedSplits; split < layout_.num_splits; ++split) {
             const std::uint8_t* deficits = deficits_.of_split(split);
-            order.emplace_back(-std::accumulate(deficits, deficits + 256, 0), split);
+            order.emplace_back(-std::accumulate(deficits, deficits + kMaxNarrowSubItems, 0), split);
         }
         std::sort(order.begin(), order.end());
-        for (std::size_t rank = 0; rank < rows_.size(); ++rank) {
-            const std::size_t split = order[rank].second;
-            rows_[rank] = {layout_.row(split), deficits_.of_split(split)};
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+            const std::size_t split = order[row].second;
+            rows_[row] = {layout_.row(split), deficits_.of_split(split)};
         }
     }
 
     const ListLayout& layout_;
     const Kernels& kernels_;
     const Query& query_;
-    const Limits& request_;
+    const Limits& limits_;
     Deficits& deficits_;
     TopK& top_;
     Stats& stats_;
-    std::array<std::uint16_t, 256> order_{};
-    std::size_t rank_ = 0;
-    std::size_t num_sorted_ = 0;
-    std::array<std::uint8_t, 256 + kBlockItems> second_deficits_{};
+    std::array<std::uint16_t, kMaxNarrowSubItems> order_{};  // of the lists
+    std::size_t num_done_ = 0;                               // lists, in this order
+    std::size_t num_sorted_ = 0;                             // lists that are in it by their score
+    std::array<std::uint8_t, kMaxNarrowSubItems + kBlockItems> second_deficits_{};
     std::size_t looked_up_ = kNoList;  // the list whose deficits they are
     SortedRow sorted_row_;
     std::vector<CodeRow> rows_;  // of the splits after the second; the best come first
     std::size_t near_;           // how many of them every block is held against
-    std::size_t stretch_ = 8;    // blocks between two looks at the limit, few while it falls fast
-    std::size_t num_seen_ = 0;   // blocks since the last change of near_, and those found in them
+    std::size_t stretch_ = kShortStretch;
+    std::size_t num_seen_ = 0;  // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;
-    bool may_wait_;
-    WaitingRoom waiting_;
+    bool counts_first_;
+    CandidateBuffer candidates_;
     bool quantised_ = false;
     int limit_ = 0;
     double slack_ = std::numeric_limits<double>::infinity();

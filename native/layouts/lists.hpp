@@ -1,4 +1,4 @@
-// How codes lie in memory for our two engines, and how that is built.
+// How codes lie in memory for a scan, and how that is built.
 #pragma once
 
 #include <algorithm>
@@ -16,33 +16,39 @@
 
 namespace recprune {
 
-constexpr Item kNoItem = 0xFFFFFFFFu;  // fills up the last block of a list
+// Splits by which items are sorted: the first makes lists, the second sorts their items. The codes
+// of the others are kept in rows.
+constexpr std::size_t kSortedSplits = 2;
+
+inline std::size_t num_code_rows(std::size_t num_splits) {
+    return num_splits > kSortedSplits ? num_splits - kSortedSplits : 0;
+}
 
 // Items grouped by their sub-item id in the first split and, within such a list, sorted by that in
-// the second: what is sorted takes a bit an item. In blocks of 64 items; the codes of the other
-// splits, a row for each: whoever does not need a row does not read it. Views: the memory belongs
-// to NumPy.
+// the second: what is sorted takes a bit an item. In blocks of 64 items, the last of a list filled
+// up with kNoItem; the codes of the other splits, a row for each: a row that is not needed is not
+// read. Views: the memory belongs to NumPy.
 struct ListLayout {
     std::span<const std::int64_t> block_offsets;  // [num_sub_items + 1]: the blocks of each list
-    std::span<const std::uint8_t> second_codes;   // [num_sub_items][256]: those of a list, by rank
+    std::span<const std::uint8_t> second_codes;   // [num_sub_items][256]: of a list, by rank
     std::span<const std::uint8_t> bases;          // [num_blocks], and
-    std::span<const std::uint64_t> steps;         // [num_blocks]: the ranks, see SortedRow
+    std::span<const std::uint64_t> changes;       // [num_blocks]: the ranks, see SortedRow
     std::span<const std::uint8_t> codes;          // [num_splits − 2][num_blocks][64]
     std::span<const Item> items;                  // [num_blocks][64]
     std::size_t num_splits;
     std::size_t num_sub_items;
 
     const std::uint8_t* second_codes_of(std::size_t list) const {
-        return second_codes.data() + list * 256;
+        return second_codes.data() + list * kMaxNarrowSubItems;
     }
     // The codes of a split after the second.
     const std::uint8_t* row(std::size_t split) const {
-        return codes.data() + (split - 2) * items.size();
+        return codes.data() + (split - kSortedSplits) * items.size();
     }
 
     // An item's rank in the second split; see SortedRow.
     std::uint8_t rank(std::size_t block, std::size_t lane) const {
-        const std::uint64_t up_to_lane = steps[block] << (kBlockItems - 1 - lane);
+        const std::uint64_t up_to_lane = changes[block] << (kBlockItems - 1 - lane);
         return static_cast<std::uint8_t>(bases[block] + std::popcount(up_to_lane));
     }
 
@@ -73,7 +79,7 @@ struct ListLayout {
         if (num_splits == 1) return sum;
         sum += scores[num_sub_items + second_codes_of(list)[rank(block, lane)]];
         const std::size_t place = block * kBlockItems + lane;
-        for (std::size_t split = 2; split < num_splits; ++split)
+        for (std::size_t split = kSortedSplits; split < num_splits; ++split)
             sum += scores[split * num_sub_items + row(split)[place]];
         return sum;
     }
@@ -106,8 +112,8 @@ inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t nu
         const std::size_t place = cursor[code[0]]++;
         items[place] = static_cast<Item>(item);
         if (num_splits > 1) second[place] = code[1];
-        for (std::size_t split = 2; split < num_splits; ++split)
-            rows[(split - 2) * items.size() + place] = code[split];
+        for (std::size_t split = kSortedSplits; split < num_splits; ++split)
+            rows[(split - kSortedSplits) * items.size() + place] = code[split];
     }
 }
 
@@ -116,7 +122,7 @@ inline void fill_list_blocks(std::span<const std::uint8_t> codes, std::size_t nu
 inline void sort_list(std::size_t begin, std::size_t end, std::span<std::uint8_t> second,
                       std::span<std::uint8_t> rows, std::span<Item> items) {
     while (end > begin && items[end - 1] == kNoItem) --end;
-    std::array<std::size_t, 257> cursor{};
+    std::array<std::size_t, kMaxNarrowSubItems + 1> cursor{};
     for (std::size_t place = begin; place < end; ++place) ++cursor[second[place] + std::size_t{1}];
     std::partial_sum(cursor.begin(), cursor.end(), cursor.begin());
     std::vector<std::uint32_t> target(end - begin);
@@ -135,12 +141,12 @@ inline void sort_list(std::size_t begin, std::size_t end, std::span<std::uint8_t
 // Pre: the list is sorted. Fills the ranks of its blocks, and its codes by rank.
 inline void rank_list(std::size_t first_block, std::size_t last_block,
                       std::span<const std::uint8_t> second, std::span<const Item> items,
-                      std::span<std::uint8_t> bases, std::span<std::uint64_t> steps,
+                      std::span<std::uint8_t> bases, std::span<std::uint64_t> changes,
                       std::span<std::uint8_t> codes_by_rank) {
     std::fill(codes_by_rank.begin(), codes_by_rank.end(), std::uint8_t{0});
     std::size_t rank = 0;
     for (std::size_t block = first_block; block < last_block; ++block) {
-        steps[block] = 0;
+        changes[block] = 0;
         for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
             const std::size_t place = block * kBlockItems + lane;
             if (items[place] == kNoItem) break;
@@ -151,7 +157,7 @@ inline void rank_list(std::size_t first_block, std::size_t last_block,
             if (lane == 0)
                 bases[block] = static_cast<std::uint8_t>(rank);
             else
-                steps[block] |= std::uint64_t{is_new} << lane;
+                changes[block] |= std::uint64_t{is_new} << lane;
         }
     }
 }
@@ -173,70 +179,10 @@ inline void gather_codes(const ListLayout& lists, std::span<std::uint8_t> codes)
             if (lists.num_splits > 1)
                 code[1] = lists.second_codes_of(
                     list)[lists.rank(place / kBlockItems, place % kBlockItems)];
-            for (std::size_t split = 2; split < lists.num_splits; ++split)
+            for (std::size_t split = kSortedSplits; split < lists.num_splits; ++split)
                 code[split] = lists.row(split)[place];
         }
     }
-}
-
-// Eight splits as a ring of four pairs, and for each pair the items sorted by cell, that is by
-// their sub-item ids in those two splits. Of every item there are the keys of the next two pairs. A
-// cell is cut into groups of 32 items (the last may be smaller): first the near keys of a group, of
-// the next pair, then its far keys, of the pair after it. One vector of near keys rejects nearly
-// all items of its group.
-constexpr std::size_t kPairs = 4;
-constexpr std::size_t kKeyPadding = 32;  // kernels read whole vectors
-
-struct CellLayout {
-    std::span<const std::uint32_t> cell_offsets;  // [kPairs][kCells + 1]
-    std::span<const std::uint16_t> keys;          // [kPairs][2 · num_items + kKeyPadding]
-    std::span<const Item> items;                  // [kPairs][num_items]
-    std::size_t num_items;
-
-    const std::uint32_t* offsets_of(std::size_t pair) const {
-        return cell_offsets.data() + pair * (kCells + 1);
-    }
-    const std::uint16_t* keys_of(std::size_t pair) const {
-        return keys.data() + pair * (2 * num_items + kKeyPadding);
-    }
-    const Item* items_of(std::size_t pair) const { return items.data() + pair * num_items; }
-};
-
-// Both codes of a pair of splits, the first in the low byte.
-inline std::uint16_t pair_key(const std::uint8_t* code, std::size_t pair) {
-    return static_cast<std::uint16_t>(code[2 * pair] | code[2 * pair + 1] << 8);
-}
-
-// Cells of one first code lie side by side: a search walks along them.
-inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair) {
-    return static_cast<std::size_t>(code[2 * pair] << 8 | code[2 * pair + 1]);
-}
-
-inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_items,
-                        std::size_t pair, std::span<std::uint32_t> offsets,
-                        std::span<std::uint16_t> keys, std::span<Item> items) {
-    std::vector<std::uint32_t> cursor(kCells, 0);
-    for (std::size_t item = 0; item < num_items; ++item) ++cursor[cell_of(&codes[item * 8], pair)];
-    std::uint32_t start = 0;
-    for (std::size_t cell = 0; cell < kCells; ++cell) {
-        offsets[cell] = start;
-        start += cursor[cell];
-        cursor[cell] = offsets[cell];
-    }
-    offsets[kCells] = start;
-    for (std::size_t item = 0; item < num_items; ++item) {
-        const std::uint8_t* code = &codes[item * 8];
-        const std::size_t cell = cell_of(code, pair);
-        const std::size_t position = cursor[cell]++;
-        const std::size_t lane = (position - offsets[cell]) % kGroupItems;
-        const std::size_t group = position - lane;
-        const std::size_t size = std::min<std::size_t>(offsets[cell + 1] - group, kGroupItems);
-        keys[2 * group + lane] = pair_key(code, (pair + 1) % kPairs);
-        keys[2 * group + size + lane] = pair_key(code, (pair + 2) % kPairs);
-        items[position] = static_cast<Item>(item);
-    }
-    std::fill(keys.begin() + static_cast<std::ptrdiff_t>(2 * num_items), keys.end(),
-              std::uint16_t{0});
 }
 
 }  // namespace recprune
