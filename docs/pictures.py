@@ -107,7 +107,7 @@ class Bounds:
 
     @classmethod
     def of(cls, catalogue: Catalogue, k: int) -> Bounds:
-        """Take the threshold from the oracle, and the rest from native/deficits.hpp."""
+        """Take the threshold from the oracle, and the rest from native/bounds/deficits.hpp."""
         top, top_scores = reference.exhaustive(catalogue.scores, catalogue.codes, k)
         scores = catalogue.scores.astype(np.float64)
         maxima = scores.max(axis=1)

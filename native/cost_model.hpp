@@ -23,7 +23,7 @@ class CostModel {
     CostModel(const Costs& costs, std::size_t num_items, std::size_t k)
         : costs_(costs), num_items_(num_items), k_(k) {}
 
-    // Whether cells are worth a thought.
+    // Whether cells may be faster than a scan: if not, they are not even counted.
     bool cells_may_pay() const {
         return num_items_ >= kFewItems && finding() < kMostFinding * scan();
     }
@@ -49,7 +49,7 @@ class CostModel {
     }
 
   private:
-    // Items of a catalogue that is scanned before cells could be sorted out.
+    // Items of a catalogue: fewer are scanned in less time than it takes to choose cells.
     static constexpr std::size_t kFewItems = 50'000;
     // Items from which on a few cells are a cheaper first threshold than a few lists.
     static constexpr std::size_t kManyItems = 4'000'000;

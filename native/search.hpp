@@ -56,13 +56,13 @@ struct IndexView {
 };
 
 struct Request {
-    Method method = Method::automatic;
-    std::size_t k = 10;
-    std::size_t sub_items_per_step = 8;
-    std::int64_t max_steps = std::numeric_limits<std::int64_t>::max();
-    double over_inflation = 0.0;
-    std::int64_t deadline_ns = 0;  // 0: none
-    const Kernels* kernels = nullptr;
+    Method method;
+    std::size_t k;
+    std::size_t sub_items_per_step;
+    std::int64_t max_steps;
+    double over_inflation;
+    std::int64_t deadline_ns;  // 0: none
+    const Kernels* kernels;
 };
 
 // What one query returns beside its items. NumPy reads it by the fields that bindings.cpp names.
@@ -80,11 +80,19 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
-inline std::size_t allowed_items(const Query& query, std::size_t num_items) {
+// Whether `auto` scores the allowed items one by one.
+inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
+    if (!query.allow || index.codes.empty()) return false;
     std::size_t count = 0;
-    for (std::size_t word = 0; word * kWordBits < num_items; ++word)
+    for (std::size_t word = 0; word * kWordBits < index.num_items; ++word)
         count += static_cast<std::size_t>(std::popcount(query.allow[word]));
-    return count;
+    return costs.few_are_allowed(count);
+}
+
+// The engine that `auto` begins with.
+inline Method choose_method(const IndexView& index, const CostModel& costs) {
+    if (index.cells && costs.cells_may_pay()) return Method::cells;
+    return index.lists ? Method::scan : Method::pqtopk;
 }
 
 // By cells, or by a scan where these do not pay. Returns which it was.
@@ -98,7 +106,7 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
         return Method::scan;
     const bool may_scan = request.method == Method::automatic;
     const CellSettings settings = costs.cell_settings(may_scan);
-    // Where cells do not pay by far, which is usual for many items, that should cost little to find
+    // Where cells do not pay by far, which is usual for large K, that should cost little to find
     // out. After a few lists, the tables are about those that cells would have.
     const bool may_pay =
         !may_scan || !std::isfinite(lists.slack()) ||
@@ -150,14 +158,12 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
     Method method = request.method;
     if (method == Method::automatic) {
         const CostModel costs(request.kernels->costs, index.num_items, query.k);
-        if (query.allow && !index.codes.empty() &&
-            costs.few_are_allowed(allowed_items(query, index.num_items))) {
+        if (few_are_allowed(index, query, costs)) {
             pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
                            query, top, stats);
             return Method::pqtopk;
         }
-        const bool by_cells = index.cells && costs.cells_may_pay();
-        method = by_cells ? Method::cells : index.lists ? Method::scan : Method::pqtopk;
+        method = choose_method(index, costs);
     }
     switch (method) {
         case Method::cells:
@@ -195,18 +201,19 @@ struct QueryOverflow : std::invalid_argument {
     std::size_t query;  // its number in the batch
 };
 
-// Says whether no sum of sub-item scores can overflow, and none is NaN.
+// Whether no sum of sub-item scores can overflow, and none is NaN.
 inline bool scores_are_safe(const IndexView& index, const float* scores) {
+    // As integers, magnitudes of floats compare like floats, and infinity and NaN are the largest.
+    constexpr std::int32_t kMagnitude = 0x7FFFFFFF;  // all bits but the sign
+    constexpr std::int32_t kInfinity = 0x7F800000;
     double sum = static_cast<double>(index.largest_bias);
     for (std::size_t split = 0; split < index.num_splits; ++split) {
-        // As integers, magnitudes of floats compare like floats, and infinity and NaN are the
-        // largest.
         std::int32_t largest = 0;
         for (std::size_t b = 0; b < index.num_sub_items; ++b) {
             const float score = scores[split * index.num_sub_items + b];
-            largest = std::max(largest, std::bit_cast<std::int32_t>(score) & 0x7FFFFFFF);
+            largest = std::max(largest, std::bit_cast<std::int32_t>(score) & kMagnitude);
         }
-        if (largest >= 0x7F800000) return false;
+        if (largest >= kInfinity) return false;
         sum += std::bit_cast<float>(largest);
     }
     return sum < static_cast<double>(std::numeric_limits<float>::max());

@@ -1,5 +1,5 @@
 // How far a sub-item's score lies below the best of its split, in small integers that never
-// exaggerate: the currency of every bound of ours. See docs/search.md for the proofs.
+// exaggerate: what the bounds of a scan and of cells are made of. docs/search.md has the proofs.
 #pragma once
 
 #include <algorithm>

@@ -51,10 +51,10 @@ struct ChainLimits {
     int three;
 };
 
-// Memory is far away. So a cell passes through three stages, and at each one that is asked for what
-// the next one reads: its offsets when it is found, the keys of its items when it is opened; and
-// when the batch after its own is full, its items are filtered. `Filter` is called with parts and
-// how many.
+// Cells lie all over memory, so each passes through three stages, and what one stage reads is
+// prefetched by the one before: the offsets of a cell when it is found, the keys of its items when
+// it is opened; they are filtered when the next batch is full too. `Filter` is called with the
+// parts of a batch and how many there are.
 template <class Filter>
 class CellPipeline {
   public:
@@ -65,6 +65,7 @@ class CellPipeline {
           chain_(chain),
           stats_(stats),
           filter_(std::move(filter)) {}
+    CellPipeline(const CellPipeline&) = delete;  // it points into itself
 
     // Pre: since the last advance(), no more than a row of cells was added.
     void add(std::size_t cell, int deficit) {
@@ -87,8 +88,9 @@ class CellPipeline {
   private:
     // Cells that are found but not opened. Found by trial.
     static constexpr std::size_t kOffsetsInFlight = 32;
-    // Room for these and a row of 256 cells, as a power of two.
+    // Cells that there is room for: these and a row of 256, as a power of two.
     static constexpr std::size_t kRoom = 512;
+    static_assert(kRoom >= kOffsetsInFlight + kMaxNarrowSubItems);
     // Parts of a batch, unless kBatchItems is reached first. Found by trial.
     static constexpr std::size_t kBatchParts = 48;
     static constexpr std::size_t kKeysPerLine = 32;  // of a cache line of 64 bytes
@@ -243,7 +245,7 @@ class CellSearch {
     void count_cells() {
         for (std::size_t pair = 0; pair < kPairs; ++pair) {
             std::array<float, kDepth> first;
-            std::array<float, 2 * kDepth> second{};  // the kernel wants zeros before it
+            std::array<float, 2 * kDepth> second{};  // the kernel needs zeros before it
             count_deficits(2 * pair, first.data());
             count_deficits(2 * pair + 1, second.data() + kDepth);
             kernels_.convolve(first.data(), second.data() + kDepth, cells_at_[pair].data());
@@ -387,8 +389,8 @@ class CellSearch {
         std::uint32_t* survivors = scratch_.survivors.data();
         const std::size_t found = kernels_.filter_cells(parts, count, layout_.keys_of(pair), tables,
                                                         scratch_.pairs.data(), survivors);
-        // From position to item to code are two cache misses. Each is asked for now and waited for
-        // when the next batch comes.
+        // From position to item to code are two cache misses. Each is prefetched now and read when
+        // the next batch comes.
         const Item* items = layout_.items_of(pair);
         consider_pending();
         for (const Item* position : scratch_.positions) {

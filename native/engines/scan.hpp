@@ -163,7 +163,7 @@ class ListScan {
     }
 
     // The best of the lists that are left come first, sorted, the others as they lie in memory:
-    // by then the threshold hardly rises, and memory likes to be read in order.
+    // by then the threshold hardly rises, and memory is read fastest in order.
     void sort_up_to(std::size_t stop) {
         if (stop <= num_sorted_) return;
         std::array<std::uint64_t, kMaxNarrowSubItems> keys;
@@ -281,7 +281,7 @@ class ListScan {
     }
 
     void score_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
-        // The id of an item, a cache miss, will soon be asked for by some of them.
+        // The ids of some of these items will be needed soon, each a cache miss.
         for (std::size_t at = 0; at < count; ++at)
             layout_.prefetch_item(found.blocks[at],
                                   static_cast<std::size_t>(std::countr_zero(found.items[at])));

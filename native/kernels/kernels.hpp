@@ -54,14 +54,13 @@ constexpr std::size_t kPartItems = 256;
 // Items that are filtered at once: as many keys as can be on their way from memory. Found by trial;
 // benchmarks/search.py shows its effect.
 constexpr std::size_t kBatchItems = 1024;
-// Units of deficit up to which the cells of a pair are counted: deeper, a scan is faster anyway.
+// Units of deficit up to which the cells of a pair are counted: half of what a limit may be. What
+// would go deeper is scanned.
 constexpr std::size_t kDepth = 128;
-// Buckets of deficits, for a quick estimate of the same: as many floats as fill one register of
-// AVX-512.
+// Buckets of deficits, for a quick estimate of the same: few enough that it costs next to nothing.
 constexpr std::size_t kBuckets = 16;
 constexpr std::size_t kBucketUnits = kDepth / kBuckets;
-// Bytes of two tables with an entry for every cell, and of what a gather of four bytes reads
-// beyond.
+// Bytes of two tables with an entry for every cell, and of what a gather reads beyond the last.
 constexpr std::size_t kPairTableBytes = 2 * kCells + sizeof(std::uint32_t);
 
 // A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
@@ -100,7 +99,7 @@ struct Kernels {
     void (*look_up)(const std::uint8_t* table, const std::uint8_t* codes, std::uint8_t* out);
 
     // Finds the blocks in [begin, end) with an item whose deficits in the sorted and the near rows
-    // add up to at most `limit` (≤ 254), and asks for the other rows of these blocks. Writes the
+    // add up to at most `limit` (≤ 254), and prefetches the other rows of these blocks. Writes the
     // blocks and, 64 for each, their items' sums, saturated at 255; returns how many. There is room
     // for one more than all blocks.
     std::size_t (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
