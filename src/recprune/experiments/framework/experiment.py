@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from recprune.data.formats import LogFormat
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.workload import Workload
-from recprune.experiments.report.document import Section
+from recprune.experiments.report.document import Block, Section, Text
 from recprune.types import Json, Progress
 
 # What an experiment works on: prepared logs, the paper's three models, SASRec with a full table,
@@ -83,6 +84,12 @@ class Experiment(Protocol):
 
     def section(self, records: Sequence[Record]) -> Section:
         """Make its section of the report, from its own records alone; there is at least one."""
+
+
+def section_of(experiment: Experiment, opening: str, *blocks: Iterable[Block]) -> Section:
+    """Return the section of an experiment: an opening paragraph, then all blocks."""
+    every = (Text(opening), *chain.from_iterable(blocks))
+    return Section(experiment.title, experiment.name, every)
 
 
 def in_paper_order(records: Sequence[Record]) -> list[Record]:

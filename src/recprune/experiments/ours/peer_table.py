@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, section_of
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     Search,
@@ -23,7 +23,7 @@ from recprune.experiments.framework.workload import Workload
 from recprune.experiments.ours.peer_section import OWN_FAMILY, peer_blocks
 from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
-from recprune.experiments.report.document import Block, Section, Text
+from recprune.experiments.report.document import Section
 from recprune.search.index import Index
 from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
 
@@ -87,18 +87,15 @@ class PeerTable:
 
     def section(self, records: Sequence[Record]) -> Section:
         """Tables and two pictures for each log that was measured."""
-        blocks: list[Block] = [
-            Text(
-                "One model of the first log, searched by libraries that people use for this: "
-                "K = 10, one thread, one query at a time, all in one interleaved run. Approximate "
-                "peers search item vectors put together from sub-item vectors, or RecJPQ's own "
-                "codes. Recall@10 is the share of the exact top 10 that is found; NDCG@10 lost is "
-                "what the exact answers to the same users have more."
-            )
-        ]
-        for record in records:
-            blocks += peer_blocks(record)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "One model of the first log, searched by libraries that people use for this: "
+            "K = 10, one thread, one query at a time, all in one interleaved run. Approximate "
+            "peers search item vectors put together from sub-item vectors, or RecJPQ's own "
+            "codes. Recall@10 is the share of the exact top 10 that is found; NDCG@10 lost is "
+            "what the exact answers to the same users have more.",
+            *map(peer_blocks, records),
+        )
 
 
 def measure(

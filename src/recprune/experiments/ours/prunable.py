@@ -13,7 +13,7 @@ import numpy as np
 from recprune.evaluation.comparison import compare
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup
+from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, section_of
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import Search, Timed, index_search, interleaved, unsuited
 from recprune.experiments.framework.workload import Workload
@@ -71,22 +71,19 @@ class Prunable:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A table and a picture for each log."""
-        blocks: list[Block] = [
-            Text(
-                "The paper ends with a question: can a model be **trained** to make pruning more "
-                "efficient? Tried here: an additional loss, whose weight stands behind its name. "
-                "`agreement` punishes a target whose sub-items are not the best of their splits; "
-                "`concentration` punishes sub-item scores that crowd below the best of their "
-                "split. Slack ÷ reach, the same as under pruning difficulty, is how far the score "
-                "of the 10th best item is below the sum of the best sub-item scores of all splits, "
-                "as a share of what an average item is below it. Every model was trained once: "
-                "intervals are over users, and do not cover what another seed of the training "
-                "would change."
-            )
-        ]
-        for record in records:
-            blocks += _blocks(record.figures)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "The paper ends with a question: can a model be **trained** to make pruning more "
+            "efficient? Tried here: an additional loss, whose weight stands behind its name. "
+            "`agreement` punishes a target whose sub-items are not the best of their splits; "
+            "`concentration` punishes sub-item scores that crowd below the best of their "
+            "split. Slack ÷ reach, the same as under pruning difficulty, is how far the score "
+            "of the 10th best item is below the sum of the best sub-item scores of all splits, "
+            "as a share of what an average item is below it. Every model was trained once: "
+            "intervals are over users, and do not cover what another seed of the training "
+            "would change.",
+            *(_blocks(record.figures) for record in records),
+        )
 
 
 def pruning_weight(workload: Workload) -> float:

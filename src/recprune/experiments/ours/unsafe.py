@@ -15,6 +15,7 @@ from recprune.experiments.framework.experiment import (
     Need,
     Setup,
     model_name,
+    section_of,
     where_measured,
 )
 from recprune.experiments.framework.record import Record
@@ -78,24 +79,21 @@ class Unsafe:
 
     def section(self, records: Sequence[Record]) -> Section:
         """Curves for each model, and the settings that lose next to nothing."""
-        blocks: list[Block] = [
-            Text(
-                "K = 10. `max_steps` and `deadline_us` stop a search early, `over_inflation` "
-                "raises the threshold by that share of the way up to the best conceivable score. A "
-                "search then reports its gap: no missing item scores higher than the K-th found "
-                "plus the gap. Times are medians of one thread, S included. Curves join the values "
-                "of a setting in their order, over all users that are counted below. A setting "
-                f"counts as keeping {_KEPT:.0%} of NDCG@10 only if that is more than chance: if "
-                "the lower end of the 95 % interval of what it keeps, by a bootstrap that draws "
-                f"users with both of their values, is at least {_KEPT:.0%}. Less than "
-                f"{_GAIN - 1:.0%} counts as no gain of time. NDCG@10 may be above the exact one by "
-                "chance: it knows one relevant item of a user. A setting is chosen by "
-                "the same users that judge it: on others it may keep a little less."
-            )
-        ]
-        for record in records:
-            blocks += _blocks(record)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "K = 10. `max_steps` and `deadline_us` stop a search early, `over_inflation` "
+            "raises the threshold by that share of the way up to the best conceivable score. A "
+            "search then reports its gap: no missing item scores higher than the K-th found "
+            "plus the gap. Times are medians of one thread, S included. Curves join the values "
+            "of a setting in their order, over all users that are counted below. A setting "
+            f"counts as keeping {_KEPT:.0%} of NDCG@10 only if that is more than chance: if "
+            "the lower end of the 95 % interval of what it keeps, by a bootstrap that draws "
+            f"users with both of their values, is at least {_KEPT:.0%}. Less than "
+            f"{_GAIN - 1:.0%} counts as no gain of time. NDCG@10 may be above the exact one by "
+            "chance: it knows one relevant item of a user. A setting is chosen by "
+            "the same users that judge it: on others it may keep a little less.",
+            *map(_blocks, records),
+        )
 
 
 def measure(

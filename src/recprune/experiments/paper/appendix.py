@@ -21,6 +21,7 @@ from recprune.experiments.framework.experiment import (
     Need,
     Setup,
     model_name,
+    section_of,
 )
 from recprune.experiments.framework.record import Record, by_log
 from recprune.experiments.framework.workload import test_users
@@ -89,17 +90,14 @@ class Appendix:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A table for each log."""
-        blocks: list[Block] = [
-            Text(
-                "NDCG@10 over the full catalogue with 95 % bootstrap intervals; time to φ of one "
-                "history on one thread, by ONNX Runtime and by torch, over test histories as they "
-                "are; size of the checkpoint, and what it would be with a vector for every item."
-            )
-        ]
-        for log, entries in by_log(records).items():
-            blocks += _blocks(log, entries)
-        blocks.append(_published())
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "NDCG@10 over the full catalogue with 95 % bootstrap intervals; time to φ of one "
+            "history on one thread, by ONNX Runtime and by torch, over test histories as they "
+            "are; size of the checkpoint, and what it would be with a vector for every item.",
+            *(_blocks(log, own) for log, own in by_log(records).items()),
+            [_published()],
+        )
 
 
 def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress: Progress) -> Json:

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    section_of,
+)
 from recprune.experiments.framework.record import Record, by_log
 from recprune.experiments.framework.timing import Search, index_search, interleaved, unsuited
 from recprune.experiments.framework.workload import Workload
@@ -72,20 +78,17 @@ class Difficulty:
     def section(self, records: Sequence[Record]) -> Section:
         """For each log: users, correlations, and a scatter of the best predictor."""
         shares = ", ".join(f"{name}: {share:.0%}" for name, share in _USERS_SHOWN.items())
-        blocks: list[Block] = [
-            Text(
-                "K = 10. Users in the order of the items that `recjpqprune` scores for them, 8 "
-                f"sub-item ids a step, and by the share of users that come before ({shares}). "
-                "Times are of one thread, S included. Correlations are Spearman's ρ over users. "
-                "The statistics of S: "
-                + "; ".join(f"**{entry.name}**, {entry.words}" for entry in STATISTICS.values())
-                + ". An item's score has the standard deviation that independent splits would give "
-                "it. What needs θ, the score of the 10th best item, foresees nothing."
-            )
-        ]
-        for log, entries in by_log(records).items():
-            blocks += _blocks(log, entries)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "K = 10. Users in the order of the items that `recjpqprune` scores for them, 8 "
+            f"sub-item ids a step, and by the share of users that come before ({shares}). "
+            "Times are of one thread, S included. Correlations are Spearman's ρ over users. "
+            "The statistics of S: "
+            + "; ".join(f"**{entry.name}**, {entry.words}" for entry in STATISTICS.values())
+            + ". An item's score has the standard deviation that independent splits would give "
+            "it. What needs θ, the score of the 10th best item, foresees nothing.",
+            *(_blocks(log, own) for log, own in by_log(records).items()),
+        )
 
 
 def measure(

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    section_of,
+)
 from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import heat_map
@@ -41,17 +47,14 @@ class HeatMap:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A picture for each log."""
-        blocks: list[Block] = [
-            Text(
-                "S of a user, the best sub-item of each split at the left. Shown is the user whose "
-                "search by `recjpqprune` scores the median number of items. Marked are the "
-                "sub-items of the best item, of the one in the middle of the ranking and of the "
-                "last."
-            )
-        ]
-        for record in records:
-            blocks += _blocks(record)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "S of a user, the best sub-item of each split at the left. Shown is the user whose "
+            "search by `recjpqprune` scores the median number of items. Marked are the "
+            "sub-items of the best item, of the one in the middle of the ranking and of the "
+            "last.",
+            *map(_blocks, records),
+        )
 
 
 def one_of_each_log(workloads: Iterable[Workload]) -> list[Workload]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, model_name
+from recprune.experiments.framework.experiment import (
+    ExperimentPart,
+    Need,
+    Setup,
+    model_name,
+    section_of,
+)
 from recprune.experiments.framework.record import Record, by_log
 from recprune.experiments.framework.timing import (
     COMPARED,
@@ -54,17 +60,14 @@ class RQ1:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A table and a picture for each log."""
-        blocks: list[Block] = [
-            Text(
-                "K = 10, one thread, one query at a time, sub-item scores S included; "
-                "`recjpqprune` takes 8 sub-item ids a step, as in the paper. All methods take "
-                f"turns in one run. {_same_answers(records)}"
-            )
-        ]
-        for log, entries in by_log(records).items():
-            blocks += _blocks(log, entries)
-        blocks.append(_beside_published(records))
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "K = 10, one thread, one query at a time, sub-item scores S included; "
+            "`recjpqprune` takes 8 sub-item ids a step, as in the paper. All methods take "
+            f"turns in one run. {_same_answers(records)}",
+            *(_blocks(log, own) for log, own in by_log(records).items()),
+            [_beside_published(records)],
+        )
 
 
 def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progress) -> Json:

@@ -10,6 +10,7 @@ from recprune.experiments.framework.experiment import (
     Need,
     Setup,
     model_name,
+    section_of,
     where_measured,
 )
 from recprune.experiments.framework.record import Record
@@ -69,16 +70,13 @@ class RQ2:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A picture and a table for each model."""
-        blocks: list[Block] = [
-            Text(
-                "One thread, one query at a time, S included; all methods and all K take turns in "
-                "one run. `recjpqprune` takes 8 sub-item ids a step. In the tables: median and p95 "
-                "in milliseconds."
-            )
-        ]
-        for record in records:
-            blocks += _blocks(record)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "One thread, one query at a time, S included; all methods and all K take turns in "
+            "one run. `recjpqprune` takes 8 sub-item ids a step. In the tables: median and p95 "
+            "in milliseconds.",
+            *map(_blocks, records),
+        )
 
 
 def measure(

@@ -9,6 +9,7 @@ from recprune.experiments.framework.experiment import (
     Need,
     Setup,
     model_name,
+    section_of,
     where_measured,
 )
 from recprune.experiments.framework.record import Record
@@ -61,17 +62,14 @@ class RQ3:
 
     def section(self, records: Sequence[Record]) -> Section:
         """A picture of two panels and a table for each model."""
-        blocks: list[Block] = [
-            Text(
-                "K = 10, one thread, S included; all settings take turns in one run. An item may "
-                "be scored once for every split, so that more than 100 % are possible. Published: "
-                f"a sweet spot around {_PUBLISHED_BEST} for all models (Petrov, Macdonald and "
-                "Tonellotto, SIGIR 2025, section 6.3)."
-            )
-        ]
-        for record in records:
-            blocks += _blocks(record)
-        return Section(self.title, self.name, tuple(blocks))
+        return section_of(
+            self,
+            "K = 10, one thread, S included; all settings take turns in one run. An item may "
+            "be scored once for every split, so that more than 100 % are possible. Published: "
+            f"a sweet spot around {_PUBLISHED_BEST} for all models (Petrov, Macdonald and "
+            "Tonellotto, SIGIR 2025, section 6.3).",
+            *map(_blocks, records),
+        )
 
 
 def measure(
