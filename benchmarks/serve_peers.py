@@ -50,17 +50,19 @@ class FaissIndex:
         self.width = index.width
 
     def search(
-        self, embedding: Float32Array, k: int, *, method: Method, exclude: Any, allow: Any
+        self, embeddings: Float32Array, k: int, *, method: Method, exclude: Any, allow: Any
     ) -> TopK:
         """Score every item; what an index can do beside that is not asked for here."""
         del method, exclude, allow
         begun = time.perf_counter_ns()
-        scores, ids = self._peer.search(embedding[None], k)
-        record = np.zeros(1, RECORD)
-        spent = time.perf_counter_ns() - begun
-        record[0] = (0, 1, 1, self.num_items, self.num_items, 0, scores[0, -1], -np.inf, spent)
-        stats = SearchStats(record.view(np.int64).reshape(1, RECORD_WORDS))
-        return TopK(ids[0], scores[0], stats)
+        scores, ids = self._peer.search(embeddings, k)
+        records = np.zeros(len(embeddings), RECORD)
+        records["exact"] = records["steps"] = 1
+        records["items_scored"] = records["items_touched"] = self.num_items
+        records["threshold"] = scores[:, -1]
+        records["upper_bound"] = -np.inf
+        records["nanoseconds"] = time.perf_counter_ns() - begun
+        return TopK(ids, scores, SearchStats(records.view(np.int64).reshape(-1, RECORD_WORDS)))
 
 
 def with_faiss() -> FastAPI:
