@@ -13,7 +13,6 @@ moment, and counted, below two in a hundred.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -24,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.measure import write_result
 from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
@@ -92,13 +92,8 @@ def main() -> None:
     output.print(f"users/s of each run, by workers: {each}", soft_wrap=True)
     cpu = machine()["cpu"]
     output.print(f"{cpu}; load average before each run: {load}", soft_wrap=True)
-    parsed.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "machine": machine(),
-        "users": plan.num_rows,
-        "rounds": [asdict(entry) for entry in rounds],
-    }
-    parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"users": plan.num_rows, "rounds": [asdict(entry) for entry in rounds]}
+    write_result(parsed.out, result)
 
 
 def _write_histories(prepared: Prepared, users: int | None, path: Path) -> None:

@@ -11,10 +11,10 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import Measurement, measure, write_json
+from benchmarks.measure import Measurement, measure, write_result
 from recprune.commands.console import messages, output, print_table
 from recprune.experiments.framework.machine import machine
 
@@ -76,7 +76,7 @@ def main() -> None:
             rows += _measure_dataset(preset, Path(folder), parsed.repeats, measurements)
     print_table("The data path", ("", "seconds", "allowed", "peak GB", "allowed"), rows)
     output.print(f"{machine()['cpu']}, {machine()['cores']} cores; all figures in {parsed.out}")
-    write_json(parsed.out, measurements)
+    write_result(parsed.out, {"measurements": [asdict(entry) for entry in measurements]})
 
 
 def _measure_dataset(

@@ -11,7 +11,6 @@ of whole calls from Python, looking up the items' vectors included.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.measure import write_result
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
 from recprune.models.embedding import RecJPQEmbedding
@@ -64,9 +64,7 @@ def main() -> None:
         rows,
     )
     output.print(f"{machine()['cpu']}; torch {torch.__version__}")
-    parsed.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "encoders": figures}
-    parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(parsed.out, {"encoders": figures})
 
 
 def _ways(name: str, num_items: int, rng: np.random.Generator) -> dict[str, Encode]:

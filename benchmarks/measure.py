@@ -1,4 +1,4 @@
-"""Time and peak memory of a piece of work, each run in a process of its own."""
+"""What benchmarks share: models to search, work in a process of its own, results as JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from recprune.experiments.framework.machine import machine
+from recprune.experiments.ours.scaling import random_model
+from recprune.types import CodeArray, Float32Array, Json
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,19 @@ def measure(name: str, setup: str, work: str, *arguments: str | Path) -> Measure
     return Measurement(name, float(shown.split()[-1]), usage.ru_maxrss * 1024 / 1e9)
 
 
-def write_json(path: Path, measurements: list[Measurement]) -> None:
-    """Write measurements with the machine they were made on."""
+def write_result(path: Path, result: Json) -> None:
+    """Write figures as JSON, with the machine that they were measured on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine(), "measurements": [asdict(entry) for entry in measurements]}
+    content = {"machine": machine(), **result}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def model_of(
+    workload: Path | None, num_items: int, queries: int
+) -> tuple[CodeArray, Float32Array, Float32Array]:
+    """Return codes, sub-item and sequence embeddings: a trained model's from a folder, or random."""
+    if workload is None:
+        return random_model(num_items, 8, queries, seed=0)
+    names = ("codes", "sub_item_embeddings", "sequence_embeddings")
+    codes, embeddings, users = (np.load(workload / f"{name}.npy") for name in names)
+    return codes, embeddings, users[:queries]

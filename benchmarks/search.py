@@ -14,13 +14,13 @@ are those of whole calls from Python on one thread, sub-item scores included.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import model_of, write_result
 from recprune import Index
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine, memory_bytes
@@ -31,10 +31,9 @@ from recprune.experiments.framework.timing import (
     peer_search,
     unsuited,
 )
-from recprune.experiments.ours.scaling import random_model
 from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
-from recprune.types import CodeArray, Float32Array
+from recprune.types import Float32Array
 
 
 def main() -> None:
@@ -50,8 +49,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=100, help="queries of one method in a row")
     parser.add_argument("--out", type=Path, default=Path("out/bench-search.json"))
     parsed = parser.parse_args()
-    codes, embeddings, queries = _workload(parsed)
-    queries = queries[: parsed.queries]
+    codes, embeddings, queries = model_of(parsed.workload, parsed.items, parsed.queries)
 
     before = _peak_gigabytes()
     begun = time.perf_counter()
@@ -90,28 +88,18 @@ def main() -> None:
     )
     if parsed.threads > 1:
         _measure_threads(index, queries, parsed.k, parsed.threads)
-    parsed.out.parent.mkdir(parents=True, exist_ok=True)
     result = {
-        "machine": machine(),
         "index": described,
         "build_seconds": built,
         "build_peak_gigabytes": peak,
         "k": parsed.k,
         "methods": figures,
     }
-    parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(parsed.out, result)
 
 
 def _peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
-def _workload(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Float32Array]:
-    if parsed.workload:
-        names = ("codes", "sub_item_embeddings", "sequence_embeddings")
-        codes, embeddings, queries = (np.load(parsed.workload / f"{name}.npy") for name in names)
-        return codes, embeddings, queries
-    return random_model(parsed.items, 8, parsed.queries, seed=0)
 
 
 def _searches(index: Index, model: CodesAndVectors, names: list[str]) -> dict[str, Search]:

@@ -17,18 +17,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 
+from benchmarks.measure import model_of, write_result
 from benchmarks.serve_peers import FOLDER, WAITING
 from recprune import Index, Recommender
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
-from recprune.types import Float32Array
+from recprune.types import Float32Array, Json
 
-Json = dict[str, Any]
 _CLI = ("-m", "recprune.cli")
 _ENOUGH = ("--no-access-log", "--max-waiting", str(WAITING))
 
@@ -46,12 +45,13 @@ def main() -> None:
     place = parsed.out.parent / "serve"
     place.mkdir(parents=True, exist_ok=True)
     folder, requests = place / "index", place / "search.jsonl"
-    index, queries = _index(parsed)
+    codes, embeddings, queries = model_of(parsed.workload, parsed.items, 500)
+    index = Index.build(codes, embeddings, threads=2)
     index.save(folder)
-    lines = [json.dumps({"sequence_embedding": row.tolist()}) for row in queries[:500]]
+    lines = [json.dumps({"sequence_embedding": row.tolist()}) for row in queries]
     requests.write_text("\n".join(lines))
     ladder = [int(count) for count in parsed.connections.split(",")]
-    result: Json = {"machine": machine(), "items": index.num_items}
+    result: Json = {"items": index.num_items}
     result["search"] = _measure_search(folder, requests, ladder, parsed.seconds, index.num_items)
     result["direct_ms"] = _direct(index, queries)
     result["overhead"] = _show_overhead(result)
@@ -60,20 +60,7 @@ def main() -> None:
     if parsed.recommender:
         result["recommend"] = _measure_recommend(parsed.recommender, place, ladder, parsed.seconds)
     output.print(f"{machine()['cpu']}, {len(os.sched_getaffinity(0))} cores, load included")
-    parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _index(parsed: argparse.Namespace) -> tuple[Index, Float32Array]:
-    if parsed.workload:
-        names = ("codes", "sub_item_embeddings", "sequence_embeddings")
-        codes, embeddings, queries = (np.load(parsed.workload / f"{name}.npy") for name in names)
-    else:
-        rng = np.random.default_rng(0)
-        codes = rng.integers(0, 256, (parsed.items, 8), np.uint8)
-        embeddings = rng.standard_normal((8, 256, 64)).astype(np.float32)
-        queries = rng.standard_normal((500, 512)).astype(np.float32)
-        queries *= np.abs(queries)  # a few sharp peaks, as trained ones have
-    return Index.build(codes, embeddings, threads=2), queries
+    write_result(parsed.out, result)
 
 
 # Services ----------------------------------------------------------------------------------------
@@ -175,7 +162,7 @@ def _direct(index: Index, queries: Float32Array) -> float:
     """Return the median time of a search without any service, in this process."""
     for query in queries[:100]:
         index.search(query, 10)
-    return float(np.median([index.search(q, 10).stats.nanoseconds[0] for q in queries[:500]]) / 1e6)
+    return float(np.median([index.search(q, 10).stats.nanoseconds[0] for q in queries]) / 1e6)
 
 
 def _show_overhead(result: Json) -> Json:

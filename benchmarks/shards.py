@@ -10,7 +10,6 @@ Ways of asking take turns, in blocks of queries. Both indexes are memory-mapped 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import write_result
 from recprune import Index, ShardedIndex, write_shards
 from recprune.commands.console import output, print_table, say
 from recprune.experiments.framework.machine import machine
@@ -54,8 +54,7 @@ def main() -> None:
     finally:
         if parsed.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
-    parsed.out.parent.mkdir(parents=True, exist_ok=True)
-    parsed.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(parsed.out, result)
 
 
 def _measure(parsed: argparse.Namespace, folder: Path) -> Json:
@@ -102,7 +101,6 @@ def _measure(parsed: argparse.Namespace, folder: Path) -> Json:
     }
     _print(parsed, alone, batches, rounds, constants)
     return {
-        "machine": machine(),
         "load_before": load,
         "load_after": os.getloadavg(),
         "items": parsed.items,
