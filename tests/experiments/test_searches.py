@@ -12,8 +12,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from recprune.experiments.framework.experiment import Experiment, Setup
-from recprune.experiments.framework.machine import machine
-from recprune.experiments.framework.record import Record, load_record, save_record
+from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     Answer,
     Search,
@@ -39,7 +38,6 @@ from recprune.experiments.report.document import (
     Picture,
     Section,
     Table,
-    Text,
     write_html,
     write_markdown,
 )
@@ -48,6 +46,7 @@ from recprune.search.methods import RecJPQPrune
 from recprune.search.posting_lists import build_posting_lists
 from recprune.search.reference import exhaustive, recjpqprune, sub_item_scores
 from recprune.types import Float32Array, Json, RecpruneError, no_progress
+from tests.support.experiments import MACHINE, recorded, words_of
 
 EXPERIMENTS: tuple[Experiment, ...] = (RQ2(), RQ3(), HeatMap(), Difficulty(), Unsafe())
 
@@ -68,18 +67,6 @@ def toy(log: str = "toy", model: str = "gsasrecjpq", seed: int = 0, items: int =
 @pytest.fixture(scope="module")
 def workload() -> Workload:
     return toy()
-
-
-def recorded(experiment: Experiment, setup: Setup, folder: Path) -> list[Record]:
-    """Run everything, and return what its files say."""
-    for part in experiment.parts(setup):
-        record = Record(experiment.name, part.name, part.settings, machine(), part.run(no_progress))
-        save_record(folder, record)
-    return [load_record(path) for path in sorted(folder.glob(f"{experiment.name}.*.json"))]
-
-
-def words_of(section: Section) -> str:
-    return "\n".join(block.markdown for block in section.blocks if isinstance(block, Text))
 
 
 def with_figures(record: Record, figures: Json) -> Record:
@@ -287,7 +274,7 @@ def test_rq2_leaves_out_what_the_codes_do_not_allow() -> None:
     )  # fmt: skip
     figures = rq2.measure(wide, (1, 2), 5, 0, no_progress)
     assert "scan" not in figures["methods"]
-    record = Record("rq2", "toy-wide", {}, machine(), figures)
+    record = Record("rq2", "toy-wide", {}, MACHINE, figures)
     (table,) = (block for block in RQ2().section([record]).blocks if isinstance(block, Table))
     assert "scan: method scan needs codes of type uint8" in table.note
 
@@ -300,7 +287,7 @@ def test_rq2_says_where_auto_is_not_the_fastest(workload: Workload) -> None:
     }.items():  # fmt: skip
         for entry, time in zip(figures["methods"][method], times, strict=True):
             entry["p50_us"] = time
-    record = Record("rq2", "toy-gsasrecjpq", {}, machine(), figures)
+    record = Record("rq2", "toy-gsasrecjpq", {}, MACHINE, figures)
     words = words_of(RQ2().section([record]))
     assert "K = 8: `auto` 6.0 ×, `scan` 2.0 ×, `recjpqprune` 1.5 ×, `pqtopk` 1.0 ×." in words
     assert "or within 5% of it, at all K but K = 8 (`scan` is 1.50 × as fast)." in words
@@ -336,7 +323,7 @@ def test_rq3_names_the_best_setting(workload: Workload) -> None:
         entry["p50_us"] = time
     figures["references"]["auto"]["p50_us"] = 2_500.0
     figures["references"]["pqtopk"]["p50_us"] = 15_000.0
-    record = Record("rq3", "toy-gsasrecjpq", {}, machine(), figures)
+    record = Record("rq3", "toy-gsasrecjpq", {}, MACHINE, figures)
     words = words_of(RQ3().section([record]))
     assert (
         "Best: **4**, in 10.000 ms (1 within 5% of it); the published 8 takes 1.30 ×, `auto` takes "
@@ -364,7 +351,7 @@ def test_heat_map_by_hand() -> None:
     }
     # The best tenth of three is the very best: 2 of the 8 sub-items of all four items.
     assert figures["among_best"] == 0.25
-    record = Record("heat-map", "hand", {}, machine(), figures)
+    record = Record("heat-map", "hand", {}, MACHINE, figures)
     section = HeatMap().section([record])
     assert "25% of the sub-items of their ten best items" in words_of(section)
     assert "as principle P1 has it" in words_of(section)
@@ -590,7 +577,7 @@ def unsafe_section(entries: list[Json], hits: int = 2) -> Section:
         "log": "toy", "model": "gsasrecjpq", "items": 5, "users": 7, "hits": hits,
         "instruction_set": "avx2", "entries": entries,
     }  # fmt: skip
-    return Unsafe().section([Record("unsafe", "toy-gsasrecjpq", {}, machine(), figures)])
+    return Unsafe().section([Record("unsafe", "toy-gsasrecjpq", {}, MACHINE, figures)])
 
 
 def test_the_cheapest_setting_that_keeps_its_quality() -> None:
@@ -673,7 +660,7 @@ def sizes() -> list[Json]:
 
 def scaling_section(sizes: list[Json], cores: tuple[int, ...]) -> Section:
     return Scaling().section([
-        Record("scaling", f"{figures['items']}", {}, machine() | {"cores": count}, figures)
+        Record("scaling", f"{figures['items']}", {}, MACHINE | {"cores": count}, figures)
         for figures, count in zip(sizes, cores, strict=False)
     ])  # fmt: skip
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from recprune.data.interactions import read_interactions
-from recprune.experiments.framework.experiment import Experiment, LogFolder, Need, Setup
+from recprune.experiments.framework.experiment import LogFolder, Need, Setup
 from recprune.experiments.framework.inputs import wanted_models
-from recprune.experiments.framework.record import Record, load_records, save_record
+from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.ours.peer_table import PeerTable, _Contender, _sweep, measure
 from recprune.experiments.ours.prunable import Prunable, differing, relative_slack
@@ -27,7 +27,6 @@ from recprune.experiments.report.document import (
     Picture,
     Section,
     Table,
-    Text,
     write_html,
     write_markdown,
 )
@@ -36,8 +35,8 @@ from recprune.preparation.codebook import assign_random
 from recprune.preparation.holdout import temporal_holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.types import Float32Array, InputError, Int64Array, Json, no_progress
+from tests.support.experiments import MACHINE, recorded, words_of
 
-MACHINE = {"cpu": "a CPU", "cores": 2, "memory_gigabytes": 8.0}
 PLENTY = 8 << 30
 
 
@@ -49,22 +48,10 @@ def setup_of(
     return Setup(tuple(logs), tuple(workloads), tuple(variants), quick=True, memory_bytes=PLENTY)
 
 
-def records_of(experiment: Experiment, setup: Setup, folder: Path) -> list[Record]:
-    """Run all parts and read their figures back from disk."""
-    for part in experiment.parts(setup):
-        figures = part.run(no_progress)
-        save_record(folder, Record(experiment.name, part.name, part.settings, MACHINE, figures))
-    return load_records(folder)
-
-
 def table_of(section: Section, at: int = 0) -> list[dict[str, str]]:
     """The rows of a table by the names of its columns."""
     table = [block for block in section.blocks if isinstance(block, Table)][at]
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
-
-
-def text_of(section: Section) -> str:
-    return "\n".join(block.markdown for block in section.blocks if isinstance(block, Text))
 
 
 def check_written(section: Section, folder: Path) -> None:
@@ -98,7 +85,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> LogFolder:
 
 
 def test_a_log_is_described_by_its_file(log: LogFolder, tmp_path: Path) -> None:
-    section = DatasetTable().section(records_of(DatasetTable(), setup_of(logs=[log]), tmp_path))
+    section = DatasetTable().section(recorded(DatasetTable(), setup_of(logs=[log]), tmp_path))
     row, *published = table_of(section)
     assert row["log"] == "tiny"
     assert (row["users"], row["items"], row["interactions"]) == ("3", "10", "20")
@@ -114,7 +101,7 @@ def test_a_log_is_described_by_its_file(log: LogFolder, tmp_path: Path) -> None:
     notes = [block.note for block in section.blocks if isinstance(block, Table)]
     assert "tiny: left out for fewer than 5 interactions: 1 of its users" in notes[0]
     assert "everything up to one moment" in notes[1]
-    assert text_of(section) == "", "no word on the paper's logs: this is neither of them"
+    assert words_of(section) == "", "no word on the paper's logs: this is neither of them"
     check_written(section, tmp_path)
 
 
@@ -122,7 +109,7 @@ def test_without_its_file_a_log_is_described_by_what_was_prepared(
     log: LogFolder, tmp_path: Path
 ) -> None:
     both = [log, replace(log, name="prepared-only", source=None)]
-    section = DatasetTable().section(records_of(DatasetTable(), setup_of(logs=both), tmp_path))
+    section = DatasetTable().section(recorded(DatasetTable(), setup_of(logs=both), tmp_path))
     bare, whole, *_ = table_of(section)
     assert (bare.pop("log"), whole.pop("log")) == ("prepared-only", "tiny")
     assert (bare.pop("from"), bare.pop("to")) == ("", "")
@@ -136,11 +123,11 @@ def test_without_its_file_a_log_is_described_by_what_was_prepared(
 def test_a_log_of_the_paper_is_compared_with_the_published_figures(
     log: LogFolder, tmp_path: Path
 ) -> None:
-    records = records_of(DatasetTable(), setup_of(logs=[replace(log, name="gowalla")]), tmp_path)
-    assert "gowalla is not the paper's Gowalla" in text_of(DatasetTable().section(records))
+    records = recorded(DatasetTable(), setup_of(logs=[replace(log, name="gowalla")]), tmp_path)
+    assert "gowalla is not the paper's Gowalla" in words_of(DatasetTable().section(records))
     size = {"users": 86_168, "items": 1_271_638, "interactions": 6_397_903}
     records[0].figures["statistics"] |= size
-    assert "gowalla has exactly the paper's" in text_of(DatasetTable().section(records))
+    assert "gowalla has exactly the paper's" in words_of(DatasetTable().section(records))
 
 
 def test_a_part_depends_on_the_log(log: LogFolder, tmp_path: Path) -> None:
@@ -173,10 +160,10 @@ def appendix_section(**changes: Json | int) -> Section:
 
 def test_a_training_that_ran_out_of_time_is_said_to_have() -> None:
     ended = "41 epochs (ended by a time limit, before early stopping could act)"
-    assert ended in text_of(appendix_section()), "a record of old does not tell the best epoch"
-    assert ended in text_of(appendix_section(best_epoch=20))
+    assert ended in words_of(appendix_section()), "a record of old does not tell the best epoch"
+    assert ended in words_of(appendix_section(best_epoch=20))
     for changes in ({"epochs": 90, "best_epoch": 40}, {"epochs": 200, "best_epoch": 199}):
-        words = text_of(appendix_section(**changes))
+        words = words_of(appendix_section(**changes))
         assert f"{changes['epochs']} epochs." in words
         assert "time limit" not in words
 
@@ -241,7 +228,7 @@ SHARP = toy_workload("sharp", 2.0, {"pruning_loss": "agreement", "pruning_weight
 
 
 def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -> None:
-    (record,) = records_of(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
+    (record,) = recorded(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
     base, variant = record.figures["models"]
     for entry, workload in ((base, VAGUE), (variant, SHARP)):
         every = workload.sequence_embeddings
@@ -263,11 +250,11 @@ def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -
     variant["work"]["cells"]["difference_high"] = -0.01
     section = Prunable().section([record])
     for method in ("`recjpqprune` scores", "`cells` looks at"):
-        assert f"For 1 of 1 variants {method} fewer items" in text_of(section)
-    assert "1 of them without a measurable loss" in text_of(section)
-    assert "The best of those is agreement 0.003" in text_of(section)
-    assert "These are 2 comparisons at 95 % each" in text_of(section)
-    assert "All other settings are those of the base." in text_of(section)
+        assert f"For 1 of 1 variants {method} fewer items" in words_of(section)
+    assert "1 of them without a measurable loss" in words_of(section)
+    assert "The best of those is agreement 0.003" in words_of(section)
+    assert "These are 2 comparisons at 95 % each" in words_of(section)
+    assert "All other settings are those of the base." in words_of(section)
     assert "slack ÷ reach" in table_of(section, 2)[0]
     for at in range(3):
         assert [row["model"] for row in table_of(section, at)] == ["base", "agreement 0.003"]
@@ -277,19 +264,19 @@ def test_a_model_that_prunes_better_and_loses_nothing_is_named(tmp_path: Path) -
 def test_a_negative_result_is_told_as_one(tmp_path: Path) -> None:
     base = replace(SHARP, model="gsasrecjpq", settings={})
     worse = replace(VAGUE, model="worse", settings=SHARP.settings)
-    (record,) = records_of(Prunable(), setup_of([base], [worse]), tmp_path)
-    words = text_of(Prunable().section([record]))
+    (record,) = recorded(Prunable(), setup_of([base], [worse]), tmp_path)
+    words = words_of(Prunable().section([record]))
     assert "For none of 1 variants `recjpqprune` scores fewer items" in words
     # Less work, but at a price that is more than chance.
     record.figures["models"][1]["work"]["recjpqprune"]["difference_high"] = -0.01
-    words = text_of(Prunable().section([record]))
+    words = words_of(Prunable().section([record]))
     assert "For 1 of 1 variants `recjpqprune` scores fewer items" in words
     assert "none of them without a measurable loss of NDCG@10" in words
     assert "best of those" not in words
 
 
 def test_slack_that_does_not_tell_the_work_is_said_not_to(tmp_path: Path) -> None:
-    (record,) = records_of(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
+    (record,) = recorded(Prunable(), setup_of([VAGUE], [SHARP]), tmp_path)
 
     def note() -> str:
         tables = [b for b in Prunable().section([record]).blocks if isinstance(b, Table)]
@@ -305,8 +292,8 @@ def test_what_else_differs_from_the_base_is_told(tmp_path: Path) -> None:
     training = {"pruning_loss": "agreement", "pruning_weight": 0.003, "max_epochs": 9, "seed": 7}
     variant = replace(SHARP, settings={"model": {"width": 64}, "training": training})
     assert differing(base, variant) == {"model.width": [32, 64], "training.seed": [None, 7]}
-    (record,) = records_of(Prunable(), setup_of([base], [variant]), tmp_path)
-    words = text_of(Prunable().section([record]))
+    (record,) = recorded(Prunable(), setup_of([base], [variant]), tmp_path)
+    words = words_of(Prunable().section([record]))
     assert "cannot be put down to it alone" in words
     assert (
         "agreement 0.003: `model.width` 64 in place of 32, `training.seed` 7 in place of" in words
@@ -358,7 +345,7 @@ def test_slack_is_the_way_down_from_the_best_sub_items() -> None:
 def peer_records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     folder = tmp_path_factory.mktemp("peers")
     other = replace(VAGUE, model="sasrecjpq")
-    return records_of(PeerTable(), setup_of([other, VAGUE]), folder)
+    return recorded(PeerTable(), setup_of([other, VAGUE]), folder)
 
 
 def test_peers_are_built_for_the_first_log_alone() -> None:
@@ -492,7 +479,7 @@ def test_sentences_on_peers_follow_the_figures() -> None:
         entry_of("graph, 64", 2.0, 0.91),
         entry_of("groups, 9", 3.0, 0.96),
     )
-    words = text_of(section)
+    words = words_of(section)
     assert "The fastest exact peer is flat: 50.000 ms, 50.0 × `auto`." in words
     assert "Exact peers find 99.80% of our top 10 or more" in words
     assert (
@@ -508,7 +495,7 @@ def test_sentences_on_peers_follow_the_figures() -> None:
 
 
 def test_an_exact_peer_that_is_not_is_told_apart() -> None:
-    words = text_of(
+    words = words_of(
         peers_section(entry_of("flat", 50.0, 0.998, True), entry_of("broken", 60.0, 0.8, True))
     )
     assert "**broken disagrees**: it finds 80.00% of our top 10" in words
@@ -561,7 +548,7 @@ def test_where_exact_answers_have_no_ndcg_nothing_is_said_of_it() -> None:
 
 
 def test_without_peers_there_is_still_a_table() -> None:
-    words = text_of(peers_section())
+    words = words_of(peers_section())
     assert "`auto` takes 1.000 ms" in words
     assert "peer is" not in words
     assert "approximate" not in words
