@@ -94,18 +94,35 @@ def _measure_dataset(
         "synthetic log",
         "from recprune import PRESETS, write_synthetic_log\nimport pyarrow.parquet",
         "write_synthetic_log(sys.argv[1], PRESETS[sys.argv[2]])",
-        parquet, preset,
-    )  # fmt: skip
-    run("writing the text file", "import polars as pl\nlog = pl.read_parquet(sys.argv[1])",
-        dataset.to_text, parquet, text)  # fmt: skip
+        parquet,
+        preset,
+    )
+    run(
+        "writing the text file",
+        "import polars as pl\nlog = pl.read_parquet(sys.argv[1])",
+        dataset.to_text,
+        parquet,
+        text,
+    )
     bare, ours = [], []
     for _ in range(repeats):
-        bare.append(run("polars.read_csv", "import polars as pl",
-                        f"frame = pl.read_csv(sys.argv[1], {dataset.csv_options})", text))  # fmt: skip
-        ours.append(run("read_interactions",
-                        "import recprune.data.readers\nfrom recprune import read_interactions",
-                        "log = read_interactions(sys.argv[1], log_format=sys.argv[2])",
-                        text, dataset.log_format))  # fmt: skip
+        bare.append(
+            run(
+                "polars.read_csv",
+                "import polars as pl",
+                f"frame = pl.read_csv(sys.argv[1], {dataset.csv_options})",
+                text,
+            )
+        )
+        ours.append(
+            run(
+                "read_interactions",
+                "import recprune.data.readers\nfrom recprune import read_interactions",
+                "log = read_interactions(sys.argv[1], log_format=sys.argv[2])",
+                text,
+                dataset.log_format,
+            )
+        )
     codebook = run(
         "hold-out and codebook",
         "import scipy.sparse.linalg\n"
@@ -120,12 +137,36 @@ def _measure_dataset(
     our_memory = max(run.peak_gigabytes for run in ours)
     allowed_synth = ("90", "8") if preset == "tmall-like" else ("", "")
     return [
-        _row(f"{preset}: synthetic log", synth.seconds, allowed_synth[0], synth.peak_gigabytes, allowed_synth[1]),
-        _row(f"{preset}: bare polars.read_csv", bare_seconds, "", _median(bare, lambda run: run.peak_gigabytes), ""),
-        _row(f"{preset}: read_interactions", our_seconds, f"{3 * bare_seconds:.2f}", our_memory, f"{dataset.read_gigabytes:g}"),
+        _row(
+            f"{preset}: synthetic log",
+            synth.seconds,
+            allowed_synth[0],
+            synth.peak_gigabytes,
+            allowed_synth[1],
+        ),
+        _row(
+            f"{preset}: bare polars.read_csv",
+            bare_seconds,
+            "",
+            _median(bare, lambda run: run.peak_gigabytes),
+            "",
+        ),
+        _row(
+            f"{preset}: read_interactions",
+            our_seconds,
+            f"{3 * bare_seconds:.2f}",
+            our_memory,
+            f"{dataset.read_gigabytes:g}",
+        ),
         (f"{preset}:   times polars", f"{our_seconds / bare_seconds:.2f}×", "3×", "", ""),
-        _row(f"{preset}: hold-out and codebook", codebook.seconds, f"{dataset.codebook_seconds:g}", codebook.peak_gigabytes, f"{dataset.codebook_gigabytes:g}"),
-    ]  # fmt: skip
+        _row(
+            f"{preset}: hold-out and codebook",
+            codebook.seconds,
+            f"{dataset.codebook_seconds:g}",
+            codebook.peak_gigabytes,
+            f"{dataset.codebook_gigabytes:g}",
+        ),
+    ]
 
 
 def _median(runs: list[Measurement], value: Callable[[Measurement], float]) -> float:

@@ -69,13 +69,16 @@ def main() -> None:
     for name, entry in figures.items():
         entry["ratio"] = entry["p50_us"] / figures[names[0]]["p50_us"]
         counted = "items_scored" in entry
-        rows.append((
-            name, *(f"{entry[at]:,.0f}" for at in ("p50_us", "p95_us", "p99_us")),
-            f"{entry['ratio']:.1f}×",
-            f"{entry['items_scored']:,.0f}" if counted else "",
-            f"{entry['items_touched'] / len(codes):.1%}" if counted else "",
-            f"{entry['bytes_touched'] / 1e6:,.2f}" if counted else "",
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                *(f"{entry[at]:,.0f}" for at in ("p50_us", "p95_us", "p99_us")),
+                f"{entry['ratio']:.1f}×",
+                f"{entry['items_scored']:,.0f}" if counted else "",
+                f"{entry['items_touched'] / len(codes):.1%}" if counted else "",
+                f"{entry['bytes_touched'] / 1e6:,.2f}" if counted else "",
+            )
+        )
     described = index.describe()
     print_table(
         f"{len(codes):,} items, K = {parsed.k}, {len(queries)} queries, {described['instruction_set']}",

@@ -87,9 +87,19 @@ def _peer(name: str, workers: int, folder: Path) -> Iterator[str]:
     """Run one of the peers with uvicorn alone."""
     port = 18_713
     command = [
-        sys.executable, "-m", "uvicorn", "--factory", f"benchmarks.serve_peers:{name}",
-        "--port", str(port), "--workers", str(workers), "--log-level", "error", "--no-access-log",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--factory",
+        f"benchmarks.serve_peers:{name}",
+        "--port",
+        str(port),
+        "--workers",
+        str(workers),
+        "--log-level",
+        "error",
+        "--no-access-log",
+    ]
     running = str(max(1, len(os.sched_getaffinity(0)) // workers))
     environment = os.environ | {FOLDER: str(folder), "RECPRUNE_BENCH_RUNNING": running}
     process = subprocess.Popen(command, env=environment)
@@ -140,9 +150,15 @@ _HEADER = ("service", "workers", "connections", "requests/s", "p50 ms", "p95", "
 def _row(run: Json) -> tuple[str, ...]:
     search = f"{run['search_ms']:.2f}" if run["search_ms"] is not None else ""
     return (
-        run["service"], str(run["workers"]), str(run["connections"]), f"{run['per_second']:,.0f}",
-        f"{run['p50_ms']:.2f}", f"{run['p95_ms']:.2f}", f"{run['p99_ms']:.2f}", search,
-    )  # fmt: skip
+        run["service"],
+        str(run["workers"]),
+        str(run["connections"]),
+        f"{run['per_second']:,.0f}",
+        f"{run['p50_ms']:.2f}",
+        f"{run['p95_ms']:.2f}",
+        f"{run['p99_ms']:.2f}",
+        search,
+    )
 
 
 def _climb(url: str, requests: Path, ladder: list[int], seconds: float) -> list[Json]:
@@ -200,10 +216,16 @@ def _measure_overload(folder: Path, requests: Path, seconds: float) -> list[Json
         for share, run in runs.items():
             refused = run["statuses"].get("503", 0) / sum(run["statuses"].values())
             rows.append(
-                (f"{share:.1f} × {capacity:,.0f}/s", str(workers), f"{run['per_second']:,.0f}",
-                 f"{refused:.0%}", f"{run['p50_ms']:.2f}", f"{run['p99_ms']:.2f}",
-                 f"{run['p99_ms'] / runs[0.5]['p99_ms']:.1f}×")
-            )  # fmt: skip
+                (
+                    f"{share:.1f} × {capacity:,.0f}/s",
+                    str(workers),
+                    f"{run['per_second']:,.0f}",
+                    f"{refused:.0%}",
+                    f"{run['p50_ms']:.2f}",
+                    f"{run['p99_ms']:.2f}",
+                    f"{run['p99_ms'] / runs[0.5]['p99_ms']:.1f}×",
+                )
+            )
     header = ("offered", "workers", "admitted/s", "503", "p50 ms", "p99", "÷ half load")
     print_table("/search at half and at twice the load that fits, default limits", header, rows)
     return figures

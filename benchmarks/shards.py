@@ -268,12 +268,15 @@ def _print(
     title = f"{parsed.items:,} items, {parsed.shards} shards, {parsed.nodes} nodes, K = {parsed.k}"
     rows = [
         (
-            name, *(f"{entry[at]:,.0f}" for at in ("p50_us", "p95_us", "p99_us")),
-            f"{entry['items_scored']:,.0f}", f"{entry['scored_share']:.4%}",
-            f"{entry['network_bytes']:,.0f}", f"{entry['loopback_bytes']:,.0f}",
+            name,
+            *(f"{entry[at]:,.0f}" for at in ("p50_us", "p95_us", "p99_us")),
+            f"{entry['items_scored']:,.0f}",
+            f"{entry['scored_share']:.4%}",
+            f"{entry['network_bytes']:,.0f}",
+            f"{entry['loopback_bytes']:,.0f}",
         )
         for name, entry in alone.items()
-    ]  # fmt: skip
+    ]
     header = (
         "one query",
         "p50 µs",
@@ -287,12 +290,15 @@ def _print(
     print_table(title, header, rows)
     batch_rows = [
         (
-            name, f"{entry['queries_per_second']:,.0f}", f"{entry['items_scored']:,.0f}",
-            f"{entry['scored_share']:.4%}", f"{entry['network_bytes']:,.0f}",
+            name,
+            f"{entry['queries_per_second']:,.0f}",
+            f"{entry['items_scored']:,.0f}",
+            f"{entry['scored_share']:.4%}",
+            f"{entry['network_bytes']:,.0f}",
             f"{entry['loopback_bytes']:,.0f}",
         )
         for name, entry in batches.items()
-    ]  # fmt: skip
+    ]
     batch_header = ("batch", "queries/s", "scored", "share", "message bytes", "on the wire")
     print_table(f"all {parsed.queries} queries at once", batch_header, batch_rows)
     print_table(

@@ -163,9 +163,12 @@ def draw_deficits(catalogue: Catalogue) -> Figure:
     for item, colour, shift in ((inside, BLUE, -0.19), (outside, ORANGE, 0.19)):
         left.bar(splits + shift, -deficits[item], 0.3, bounds.maxima, color=colour, alpha=0.85)
     left.set(
-        xlabel="split m", ylabel="sub-item score S[m, code$_m$]", xticks=splits,
-        title="a bar hangs from the best score down to the item's own", ylim=(None, 14),
-    )  # fmt: skip
+        xlabel="split m",
+        ylabel="sub-item score S[m, code$_m$]",
+        xticks=splits,
+        title="a bar hangs from the best score down to the item's own",
+        ylim=(None, 14),
+    )
 
     for place, (item, colour) in enumerate(((inside, BLUE), (outside, ORANGE)), start=1):
         floor = 0.0
@@ -180,9 +183,11 @@ def draw_deficits(catalogue: Catalogue) -> Figure:
     right.text(0, bounds.slack / 2, "Σ max$_m$ − θ", ha="center", va="center", rotation=90)
     right.axhline(bounds.slack, color=INK, linewidth=1, linestyle="--")
     right.set(
-        ylabel="deficit", xticks=(0, 1, 2), title="the same bars, stacked",
+        ylabel="deficit",
+        xticks=(0, 1, 2),
+        title="the same bars, stacked",
         xticklabels=("slack", "item\ninside", "item\noutside"),
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -206,15 +211,20 @@ def draw_filter(catalogue: Catalogue) -> Figure:
     for chosen, colour in ((~scored, GREY), (scored, INK)):
         left.hist(sums[chosen], edges, log=True, color=colour)
     left.annotate(
-        f"scored:\n{np.count_nonzero(scored)}", (limit - 25, 30), (30, 2000), va="center",
+        f"scored:\n{np.count_nonzero(scored)}",
+        (limit - 25, 30),
+        (30, 2000),
+        va="center",
         arrowprops={"arrowstyle": "-", "color": GREY},
-    )  # fmt: skip
+    )
     left.axvline(limit + 1, color=INK, linewidth=1, linestyle="--")
     left.text(limit - 8, left.get_ylim()[1], "L", ha="right", va="top")
     left.set(
-        xlim=(0, None), xlabel="sum of quantised deficits", ylabel="items",
+        xlim=(0, None),
+        xlabel="sum of quantised deficits",
+        ylabel="items",
         title=f"all {NUM_ITEMS:,} items",
-    )  # fmt: skip
+    )
 
     low, high = limit - 14, limit + 14
     right.fill_between((low, high), (low, high), high, color=PALE, linewidth=0)
@@ -228,9 +238,13 @@ def draw_filter(catalogue: Catalogue) -> Figure:
     right.text(slack + 0.3, low + 0.5, "slack", va="bottom")
     right.legend(loc="upper left", handletextpad=0.2, borderaxespad=0)
     right.set(
-        xlim=(low, high), ylim=(low, high), title="close to the limit", aspect=1,
-        xlabel="real deficit, in units", ylabel="sum of quantised deficits",
-    )  # fmt: skip
+        xlim=(low, high),
+        ylim=(low, high),
+        title="close to the limit",
+        aspect=1,
+        xlabel="real deficit, in units",
+        ylabel="sum of quantised deficits",
+    )
     return figure
 
 
@@ -259,18 +273,31 @@ def draw_cells(catalogue: Catalogue) -> Figure:
         for end in ((width, NUM_SUB_ITEMS), (NUM_SUB_ITEMS, height)):
             axes.add_patch(Rectangle((0, 0), *end, color=SHADE, linewidth=0))
         image = axes.imshow(
-            visited, cmap="Blues_r", vmin=0, vmax=1.4 * depth, origin="lower", interpolation="none",
-            extent=(0, NUM_SUB_ITEMS, 0, NUM_SUB_ITEMS), zorder=2, aspect="auto",
-        )  # fmt: skip
+            visited,
+            cmap="Blues_r",
+            vmin=0,
+            vmax=1.4 * depth,
+            origin="lower",
+            interpolation="none",
+            extent=(0, NUM_SUB_ITEMS, 0, NUM_SUB_ITEMS),
+            zorder=2,
+            aspect="auto",
+        )
         axes.stairs(
-            steps, np.arange(NUM_SUB_ITEMS + 1), orientation="horizontal", color=INK,
-            linewidth=1, zorder=3,
-        )  # fmt: skip
+            steps,
+            np.arange(NUM_SUB_ITEMS + 1),
+            orientation="horizontal",
+            color=INK,
+            linewidth=1,
+            zorder=3,
+        )
         axes.set(
-            xlim=(0, size[0]), ylim=(0, size[1]), box_aspect=1,
+            xlim=(0, size[0]),
+            ylim=(0, size[1]),
+            box_aspect=1,
             xlabel=f"sub-items of split {2 * pair}, best first",
             ylabel=f"sub-items of split {2 * pair + 1}, best first",
-        )  # fmt: skip
+        )
     left.add_patch(Rectangle((0, 0), *corner, fill=False, edgecolor=GREY, zorder=4))
     by_cells = (
         f"visited cells: {100 * share:.1f} %",

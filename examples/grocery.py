@@ -122,7 +122,7 @@ def _draw(
         "(framed: shared with the product on top; red: high sub-item ids, blue: low ones)",
         fontsize=14,
         fontweight="bold",
-    )  # fmt: skip
+    )
     above, below = figure.subfigures(2, 1, height_ratios=[1.5, 1])
     names = product_names(products)
     for ax, items in zip(above.subplots(2, 2).flat, groups, strict=True):

@@ -28,9 +28,13 @@ HOUSEHOLDS = 3
 SHOWN = 10
 # Small enough for a processor: a GPU would take the preset as it is.
 SETTINGS = {
-    "width": 64, "length": 64, "num_negatives": 128, "batch_size": 64, "dropout": 0.1,
+    "width": 64,
+    "length": 64,
+    "num_negatives": 128,
+    "batch_size": 64,
+    "dropout": 0.1,
     "validation_users": 512,
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -137,12 +141,14 @@ def _search(prepared: recprune.Prepared, recommender: recprune.Recommender) -> N
     for method in ("pqtopk", "recjpqprune", "scan", "auto"):
         top = recommender.index.search(embeddings, 10, method=method)
         same = np.array_equal(top.ids, expected.ids) and np.array_equal(top.scores, expected.scores)
-        rows.append((
-            method,
-            f"{np.median(top.stats.nanoseconds) / 1e3:.0f}",
-            f"{np.median(top.stats.items_scored) / prepared.num_items:.2%}",
-            "✓" if same else "NO",
-        ))  # fmt: skip
+        rows.append(
+            (
+                method,
+                f"{np.median(top.stats.nanoseconds) / 1e3:.0f}",
+                f"{np.median(top.stats.items_scored) / prepared.num_items:.2%}",
+                "✓" if same else "NO",
+            )
+        )
     header = ("method", "microseconds", "products scored", "same ids and bits")
     print_table(f"Medians of {len(histories)} households", header, rows)
 

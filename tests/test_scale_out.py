@@ -55,9 +55,11 @@ def test_the_slowest_of_several_is_slower() -> None:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_a_manifest_names_what_there_is(path: Path) -> None:
     kinds = {
-        ("ray.io/v1", "RayCluster"), ("ray.io/v1", "RayJob"), ("apps/v1", "Deployment"),
+        ("ray.io/v1", "RayCluster"),
+        ("ray.io/v1", "RayJob"),
+        ("apps/v1", "Deployment"),
         ("v1", "Service"),
-    }  # fmt: skip
+    }
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     for document in documents(path):
         assert (document["apiVersion"], document["kind"]) in kinds

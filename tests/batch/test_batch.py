@@ -38,8 +38,13 @@ History = list[str | None] | None
 
 # Rows without a history to go by, or with something in it that is nobody's id.
 POISONED: dict[int, History] = {
-    0: None, 1: [], 2: [None], 3: ["nobody", "no one"], 4: [None, "a", "nobody"], 5: ["b", None],
-}  # fmt: skip
+    0: None,
+    1: [],
+    2: [None],
+    3: ["nobody", "no one"],
+    4: [None, "a", "nobody"],
+    5: ["b", None],
+}
 
 
 @dataclass

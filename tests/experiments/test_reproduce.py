@@ -117,8 +117,12 @@ def test_only_what_is_needed_is_made(quick: Path, tmp_path: Path) -> None:
     made = {path.name for path in (tmp_path / "b" / "quick" / "synthetic").iterdir()}
     assert made == {"prepared", "source.json"}
     assert {path.name for path in (quick / "quick" / "synthetic").iterdir()} == {
-        "prepared", "source.json", "models", "variants", "workloads"
-    }  # fmt: skip
+        "prepared",
+        "source.json",
+        "models",
+        "variants",
+        "workloads",
+    }
 
 
 def test_figures_of_several_machines_are_told_apart(quick: Path, tmp_path: Path) -> None:
@@ -143,8 +147,16 @@ def test_the_report_introduces_itself(quick: Path) -> None:
     records = load_records(quick / "quick-records")
     text = (quick / "results.md").read_text(encoding="utf-8")
     short = text.split("## In short")[1].split("\n## ")[0]
-    for sentence in ("**synthetic**, ", "Exactness: ", "Size: over 100,000 items", "Noise: for codes",
-                     "In torch, on synthetic, ", "Beside other", "Stopping early: ", "Models trained to be pruned"):  # fmt: skip
+    for sentence in (
+        "**synthetic**, ",
+        "Exactness: ",
+        "Size: over 100,000 items",
+        "Noise: for codes",
+        "In torch, on synthetic, ",
+        "Beside other",
+        "Stopping early: ",
+        "Models trained to be pruned",
+    ):
         assert sentence in short
     for word in ("auto", "cells", "scan", "recjpqprune", "pqtopk", "default", "φ", "S", "steps"):
         assert f"**{word}**: " in short

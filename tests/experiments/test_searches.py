@@ -269,9 +269,14 @@ def test_rq2_takes_every_cutoff_that_there_are_items_for(workload: Workload) -> 
 def test_rq2_leaves_out_what_the_codes_do_not_allow() -> None:
     small = toy(items=500)
     wide = Workload(  # more sub-items than a byte can tell apart
-        "toy", "wide", small.codes.astype(np.uint16), np.tile(small.sub_item_embeddings, (1, 9, 1)),
-        small.sequence_embeddings, small.targets, {},
-    )  # fmt: skip
+        "toy",
+        "wide",
+        small.codes.astype(np.uint16),
+        np.tile(small.sub_item_embeddings, (1, 9, 1)),
+        small.sequence_embeddings,
+        small.targets,
+        {},
+    )
     figures = rq2.measure(wide, (1, 2), 5, 0, no_progress)
     assert "scan" not in figures["methods"]
     record = Record("rq2", "toy-wide", {}, MACHINE, figures)
@@ -282,9 +287,11 @@ def test_rq2_leaves_out_what_the_codes_do_not_allow() -> None:
 def test_rq2_says_where_auto_is_not_the_fastest(workload: Workload) -> None:
     figures = rq2.measure(workload, (1, 8), 5, 0, no_progress)
     for method, times in {
-        "auto": (10.0, 60.0), "scan": (20.0, 40.0), "recjpqprune": (50.0, 75.0),
+        "auto": (10.0, 60.0),
+        "scan": (20.0, 40.0),
+        "recjpqprune": (50.0, 75.0),
         "pqtopk": (90.0, 90.0),
-    }.items():  # fmt: skip
+    }.items():
         for entry, time in zip(figures["methods"][method], times, strict=True):
             entry["p50_us"] = time
     record = Record("rq2", "toy-gsasrecjpq", {}, MACHINE, figures)
@@ -554,10 +561,19 @@ def entry(
 ) -> Json:
     """An entry whose NDCG@10 minus 99 % of the exact one is `low` or more, by its interval."""
     return {
-        "method": method, "kind": kind, "value": value, "queries": 200, "p50_us": time,
-        "p95_us": 2 * time, "recall": 0.5, "same": 0.25, "proven": 0.125, "gap": None,
-        "ndcg": ndcg, "margin_low": low,
-    }  # fmt: skip
+        "method": method,
+        "kind": kind,
+        "value": value,
+        "queries": 200,
+        "p50_us": time,
+        "p95_us": 2 * time,
+        "recall": 0.5,
+        "same": 0.25,
+        "proven": 0.125,
+        "gap": None,
+        "ndcg": ndcg,
+        "margin_low": low,
+    }
 
 
 ENTRIES = (
@@ -574,9 +590,14 @@ ENTRIES = (
 
 def unsafe_section(entries: list[Json], hits: int = 2) -> Section:
     figures = {
-        "log": "toy", "model": "gsasrecjpq", "items": 5, "users": 7, "hits": hits,
-        "instruction_set": "avx2", "entries": entries,
-    }  # fmt: skip
+        "log": "toy",
+        "model": "gsasrecjpq",
+        "items": 5,
+        "users": 7,
+        "hits": hits,
+        "instruction_set": "avx2",
+        "entries": entries,
+    }
     return Unsafe().section([Record("unsafe", "toy-gsasrecjpq", {}, MACHINE, figures)])
 
 
@@ -659,10 +680,12 @@ def sizes() -> list[Json]:
 
 
 def scaling_section(sizes: list[Json], cores: tuple[int, ...]) -> Section:
-    return Scaling().section([
-        Record("scaling", f"{figures['items']}", {}, MACHINE | {"cores": count}, figures)
-        for figures, count in zip(sizes, cores, strict=False)
-    ])  # fmt: skip
+    return Scaling().section(
+        [
+            Record("scaling", f"{figures['items']}", {}, MACHINE | {"cores": count}, figures)
+            for figures, count in zip(sizes, cores, strict=False)
+        ]
+    )
 
 
 def test_scaling_says_what_the_scan_takes_at_both_ends(sizes: list[Json]) -> None:
@@ -704,9 +727,7 @@ def test_every_method_that_is_left_out_has_a_reason(sizes: list[Json]) -> None:
 
 
 def test_scaling_says_on_how_many_queries_methods_agree(sizes: list[Json]) -> None:
-    assert sizes[0]["agreed"] == {
-        "auto": 5, "scan": 5, "pqtopk": 3, "recjpqprune": 3, "default": 3
-    }  # fmt: skip
+    assert sizes[0]["agreed"] == {"auto": 5, "scan": 5, "pqtopk": 3, "recjpqprune": 3, "default": 3}
     assert "1,000 items: All 5 ways to search gave the same items" in words_of(
         scaling_section(sizes, (2, 2, 2))
     )

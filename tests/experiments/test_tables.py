@@ -146,15 +146,31 @@ def test_a_part_depends_on_the_log(log: LogFolder, tmp_path: Path) -> None:
 
 def appendix_section(**changes: Json | int) -> Section:
     figures: Json = {
-        "log": "toy", "model": "gsasrecjpq", "items": 10, "users": 600, "epochs": 41,
-        "median_history": 7.0, "ndcg": 0.2, "ndcg_low": 0.1, "ndcg_high": 0.3, "recall": 0.4,
-        "torch_ms": 2.0, "torch_p95_ms": 3.0, "megabytes": 1.0, "full_megabytes": 2.0,
+        "log": "toy",
+        "model": "gsasrecjpq",
+        "items": 10,
+        "users": 600,
+        "epochs": 41,
+        "median_history": 7.0,
+        "ndcg": 0.2,
+        "ndcg_low": 0.1,
+        "ndcg_high": 0.3,
+        "recall": 0.4,
+        "torch_ms": 2.0,
+        "torch_p95_ms": 3.0,
+        "megabytes": 1.0,
+        "full_megabytes": 2.0,
         "settings": {
             "model": {"width": 8, "dropout": 0.2},
-            "training": {"loss": "gbce", "num_negatives": 256, "windows": "last",
-                         "max_epochs": 200, "patience": 50},
+            "training": {
+                "loss": "gbce",
+                "num_negatives": 256,
+                "windows": "last",
+                "max_epochs": 200,
+                "patience": 50,
+            },
         },
-    }  # fmt: skip
+    }
     return Appendix().section([Record("appendix", "toy", {}, MACHINE, figures | changes)])
 
 
@@ -170,8 +186,13 @@ def test_a_training_that_ran_out_of_time_is_said_to_have() -> None:
 
 def test_published_models_stand_beside_ours() -> None:
     published = table_of(appendix_section(), 1)
-    assert {"published": "Tmall", "model": "gBERT4RecJPQ", "NDCG@10": "0.0155", "φ ms": "37.62",
-            "checkpoint MB": "258"} in published  # fmt: skip
+    assert {
+        "published": "Tmall",
+        "model": "gBERT4RecJPQ",
+        "NDCG@10": "0.0155",
+        "φ ms": "37.62",
+        "checkpoint MB": "258",
+    } in published
     tables = [b for b in appendix_section().blocks if isinstance(b, Table)]
     assert "times to φ over 512 of them" in tables[0].note
 
@@ -202,8 +223,10 @@ def test_models_are_trained_as_those_of_the_report(log: LogFolder) -> None:
     assert wanted("gowalla")["models/gsasrecjpq"].training.windows == "last", "as in the paper"
     assert wanted("gitlog", frozenset({"log"})) == {}
     assert set(wanted("gitlog", frozenset({"workloads"}))) == {
-        "models/sasrecjpq", "models/gsasrecjpq", "models/gbert4recjpq"
-    }  # fmt: skip
+        "models/sasrecjpq",
+        "models/gsasrecjpq",
+        "models/gbert4recjpq",
+    }
 
 
 # Models trained to be pruned
@@ -455,20 +478,33 @@ def test_a_sweep_ends_where_an_exact_search_is_faster() -> None:
 
 def entry_of(name: str, milliseconds: float, found: float, exact: bool = False) -> Json:
     return {
-        "name": name, "family": "recprune" if name == "auto" else name.split(",")[0],
-        "exact": exact, "bytes": 10**6, "build_seconds": 1.0, "users": 50, "recall": found,
+        "name": name,
+        "family": "recprune" if name == "auto" else name.split(",")[0],
+        "exact": exact,
+        "bytes": 10**6,
+        "build_seconds": 1.0,
+        "users": 50,
+        "recall": found,
         "settings": "" if name == "auto" else f"{name} as usual",
-        "ndcg": 0.1 * found, "exact_ndcg": 0.1, "queries": 500, "p50_us": 1000 * milliseconds,
+        "ndcg": 0.1 * found,
+        "exact_ndcg": 0.1,
+        "queries": 500,
+        "p50_us": 1000 * milliseconds,
         "p95_us": 2000 * milliseconds,
-    }  # fmt: skip
+    }
 
 
 def peers_section(*entries: Json) -> Section:
     figures: Json = {
-        "log": "toy", "model": "gsasrecjpq", "items": ITEMS, "instruction_set": "avx2",
-        "build_threads": 2, "budget_bytes": 1, "peers": [entry_of("auto", 1.0, 1.0, True), *entries],
+        "log": "toy",
+        "model": "gsasrecjpq",
+        "items": ITEMS,
+        "instruction_set": "avx2",
+        "build_threads": 2,
+        "budget_bytes": 1,
+        "peers": [entry_of("auto", 1.0, 1.0, True), *entries],
         "left_out": {"scann": "scann is not installed: pip install scann"},
-    }  # fmt: skip
+    }
     return PeerTable().section([Record("peers", "toy", {}, MACHINE, figures)])
 
 
@@ -508,10 +544,15 @@ def test_settings_that_were_not_tried_are_told() -> None:
         return next(block.note for block in section.blocks if isinstance(block, Table))
 
     figures: Json = {
-        "log": "toy", "model": "gsasrecjpq", "items": ITEMS, "instruction_set": "avx2",
-        "build_threads": 2, "budget_bytes": 1, "peers": [entry_of("auto", 1.0, 1.0, True)],
+        "log": "toy",
+        "model": "gsasrecjpq",
+        "items": ITEMS,
+        "instruction_set": "avx2",
+        "build_threads": 2,
+        "budget_bytes": 1,
+        "peers": [entry_of("auto", 1.0, 1.0, True)],
         "left_out": {},
-    }  # fmt: skip
+    }
     assert "not tried" not in note(figures)
     assert "more thorough ones, not tried: graph: 2. No peer" in note(
         figures | {"not_tried": {"graph": 2}}

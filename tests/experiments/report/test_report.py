@@ -39,10 +39,13 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 def draw_lines(name: str = "gSASRec") -> str:
     return charts.lines(
         {name: (KS, TIMES), "SASRec": (KS, [1 + time for time in TIMES])},
-        x_label="K (items)", y_label="time (ms)", log_x=True, log_y=True,
+        x_label="K (items)",
+        y_label="time (ms)",
+        log_x=True,
+        log_y=True,
         bands={name: ([time / 2 for time in TIMES], [2 * time for time in TIMES])},
         mark={"here": (16, 2.5)},
-    )  # fmt: skip
+    )
 
 
 def draw_panels(stacked: bool = False) -> str:
@@ -54,9 +57,12 @@ def draw_panels(stacked: bool = False) -> str:
 def draw_scatter() -> str:
     return charts.scatter(
         {"ours": ([1.0], [150.0]), "peer": ([0.9, 0.5, 0.7], [30.0, 10.0, 20.0])},
-        x_label="recall@10", y_label="time (µs)", log_y=True, highlight="ours",
+        x_label="recall@10",
+        y_label="time (µs)",
+        log_y=True,
+        highlight="ours",
         labels={"peer": ["nprobe 4", "nprobe 1", "nprobe 2"]},
-    )  # fmt: skip
+    )
 
 
 def draw_heat_map() -> str:
@@ -174,9 +180,12 @@ def test_the_same_report_has_the_same_bytes_in_every_process(tmp_path: Path) -> 
     )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "elsewhere")],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
         env={"PYTHONHASHSEED": "7", "HOME": str(tmp_path), "TZ": "UTC+7"},
-    )  # fmt: skip
+    )
     assert result.stdout.strip() == here
 
 
@@ -467,9 +476,12 @@ def test_labels_of_points_do_not_cover_each_other() -> None:
     names = [f"label {at}" for at in range(8)]
     ys = [1 + 0.01 * at for at in range(8)]
     svg = charts.scatter(
-        {"a": ([1.0] * 8, ys), "b": ([0, 2], [0, 2])}, x_label="x", y_label="y",
-        labels={"a": names}, apart=["a"],
-    )  # fmt: skip
+        {"a": ([1.0] * 8, ys), "b": ([0, 2], [0, 2])},
+        x_label="x",
+        y_label="y",
+        labels={"a": names},
+        apart=["a"],
+    )
     found = re.findall(r'<text style="([^"]*)" x="(\S+)" y="(\S+)"[^>]*>label \d<', svg)
     assert len(found) == 8
     width = 30.0  # of a label, at least
@@ -485,9 +497,12 @@ def test_labels_of_points_do_not_cover_each_other() -> None:
 def test_a_label_away_from_its_point_has_a_line_to_it() -> None:
     def leaders(ys: list[float]) -> int:
         svg = charts.scatter(
-            {"a": ([1.0] * len(ys), ys), "b": ([0, 2], [0, 2])}, x_label="x", y_label="y",
-            labels={"a": [f"label {at}" for at in range(len(ys))]}, apart=["a"],
-        )  # fmt: skip
+            {"a": ([1.0] * len(ys), ys), "b": ([0, 2], [0, 2])},
+            x_label="x",
+            y_label="y",
+            labels={"a": [f"label {at}" for at in range(len(ys))]},
+            apart=["a"],
+        )
         return len(paths_of(svg, "stroke-width: 0.6"))
 
     assert leaders([0.3, 1.0, 1.7]) == 0, "each stands beside its own"

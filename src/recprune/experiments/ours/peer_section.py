@@ -73,15 +73,17 @@ def peer_blocks(record: Record) -> list[Block]:
             ("built", "exact", "memory, MB", "build, s"),
             tuple(
                 (
-                    family, "yes" if entry["exact"] else "no",
-                    f"{entry['bytes'] / 1e6:,.0f}", f"{entry['build_seconds']:,.1f}",
+                    family,
+                    "yes" if entry["exact"] else "no",
+                    f"{entry['bytes'] / 1e6:,.0f}",
+                    f"{entry['build_seconds']:,.1f}",
                 )
                 for family, entry in structures.items()
             ),
             f"By {figures['build_threads']} threads. {' '.join(settings)}",
         ),
         *_ndcg_picture(entries, log),
-    ]  # fmt: skip
+    ]
 
 
 def _ndcg_picture(entries: Sequence[Json], log: str) -> list[Block]:
@@ -92,16 +94,19 @@ def _ndcg_picture(entries: Sequence[Json], log: str) -> list[Block]:
     if len(kept) < len(entries):
         return []
     picture = _picture(
-        entries, "NDCG@10, % of that of the exact answers", lambda entry: kept[entry["name"]],
+        entries,
+        "NDCG@10, % of that of the exact answers",
+        lambda entry: kept[entry["name"]],
         joined=False,
-    )  # fmt: skip
+    )
     return [
         Picture(
-            f"peers-ndcg-{log}", picture,
+            f"peers-ndcg-{log}",
+            picture,
             f"Median time of a search against the NDCG@10 that is kept, {log}.",
             "The same against the NDCG@10 that is kept.",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _recall_picture(entries: Sequence[Json]) -> str:
@@ -122,9 +127,12 @@ def _recall_picture(entries: Sequence[Json]) -> str:
         if tick >= below and place(tick) <= finest
     }
     return _picture(
-        entries, "recall@10", lambda entry: place(entry["recall"]), joined=True,
+        entries,
+        "recall@10",
+        lambda entry: place(entry["recall"]),
+        joined=True,
         x_ticks=ticks | {whole: "1"},
-    )  # fmt: skip
+    )
 
 
 def _picture(
@@ -149,10 +157,16 @@ def _picture(
         if group in (_AUTO, _OTHERS)
     }
     return scatter(
-        points, x_label=x_label, y_label="median time of a search, ms", log_y=True,
-        highlight=_AUTO, labels=labels, joined=joined, x_ticks=x_ticks,
+        points,
+        x_label=x_label,
+        y_label="median time of a search, ms",
+        log_y=True,
+        highlight=_AUTO,
+        labels=labels,
+        joined=joined,
+        x_ticks=x_ticks,
         apart=[group for group, found in groups.items() if group == _OTHERS or len(found) == 1],
-    )  # fmt: skip
+    )
 
 
 def _group(entry: Json) -> str:

@@ -69,13 +69,16 @@ class PeerTable:
         queries, users = setup.sized(500, 20), setup.sized(512, 50)
         shape = CodesAndVectors(workload.codes, workload.sub_item_embeddings).shape
         settings = {
-            "workload": workload.checksum(), "queries": queries, "users": users, "k": 10,
+            "workload": workload.checksum(),
+            "queries": queries,
+            "users": users,
+            "k": 10,
             "seed": setup.seed,
             "families": {
                 key: f"{families.FAMILIES[key]}: {families.FAMILIES[key].settings(shape)}"
                 for key in families.available_families()
             },
-        }  # fmt: skip
+        }
         budget = int(_BUDGET_SHARE * setup.memory_bytes)
         return ExperimentPart(
             workload.log,
@@ -124,26 +127,32 @@ def measure(
         affordable = {name: max(_FEWEST, int(_SECONDS / each)) for name, each in seconds.items()}
         timed = interleaved(
             {name: contender.search for name, contender in contenders.items()},
-            embeddings[:queries], 10, seed=seed, limits=affordable, progress=progress,
-        )  # fmt: skip
+            embeddings[:queries],
+            10,
+            seed=seed,
+            limits=affordable,
+            progress=progress,
+        )
         entries = []
         for name, contender in contenders.items():
             progress(f"recall@10 of {name}")
             asked = min(len(exact), affordable[name])
             ids = np.array([contender.search(query, 10)[0] for query in embeddings[:asked]])
-            entries.append({
-                "name": name,
-                "family": contender.family,
-                "exact": contender.exact,
-                "bytes": contender.bytes_used,
-                "build_seconds": contender.build_seconds,
-                "settings": contender.settings,
-                "users": asked,
-                "recall": recall(ids, exact[:asked]),
-                "ndcg": workload.ndcg(ids),
-                "exact_ndcg": workload.ndcg(exact[:asked]),
-                **timed[name].summary(),
-            })  # fmt: skip
+            entries.append(
+                {
+                    "name": name,
+                    "family": contender.family,
+                    "exact": contender.exact,
+                    "bytes": contender.bytes_used,
+                    "build_seconds": contender.build_seconds,
+                    "settings": contender.settings,
+                    "users": asked,
+                    "recall": recall(ids, exact[:asked]),
+                    "ndcg": workload.ndcg(ids),
+                    "exact_ndcg": workload.ndcg(exact[:asked]),
+                    **timed[name].summary(),
+                }
+            )
     return {
         "log": workload.log,
         "model": workload.model,
@@ -183,11 +192,16 @@ def _build_peers(
             continue
         built += [
             _Contender(
-                peer.name, peer.family, peer.exact, peer.bytes_used, peer.build_seconds,
-                peer_search(peer), every[key].settings(model.shape),
+                peer.name,
+                peer.family,
+                peer.exact,
+                peer.bytes_used,
+                peer.build_seconds,
+                peer_search(peer),
+                every[key].settings(model.shape),
             )
             for peer in peers
-        ]  # fmt: skip
+        ]
         budget -= max(peer.bytes_used for peer in peers)  # one structure, named by each of them
     return built, left_out
 

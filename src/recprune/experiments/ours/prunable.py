@@ -60,8 +60,10 @@ class Prunable:
         settings = {
             "workloads": {workload.model: workload.checksum() for workload in (base, *variants)},
             "other_settings": {workload.model: differing(base, workload) for workload in variants},
-            "queries": queries, "k": 10, "seed": setup.seed,
-        }  # fmt: skip
+            "queries": queries,
+            "k": 10,
+            "seed": setup.seed,
+        }
         return ExperimentPart(
             base.log,
             settings,
@@ -133,14 +135,17 @@ def measure(
             "model": workload.model,
             "pruning_loss": None,
             "pruning_weight": pruning_weight(workload),
-            "ndcg": ndcg.mean, "ndcg_low": ndcg.low, "ndcg_high": ndcg.high,
+            "ndcg": ndcg.mean,
+            "ndcg_low": ndcg.low,
+            "ndcg_high": ndcg.high,
             "relative_slack": relative_slack(workload, queries),
             "methods": {method: found.summary() for method, found in methods.items()},
             "work": {
                 method: _work(methods[method], timed[0][method], name, base.index.num_items)
-                for method, name in _WORK.items() if method in methods
+                for method, name in _WORK.items()
+                if method in methods
             },
-        }  # fmt: skip
+        }
         if workload is not base:
             compared = compare(ranking, ranked[0], _METRIC)
             entry |= {
@@ -176,12 +181,9 @@ def _timed(
     rows = np.concatenate([workload.sequence_embeddings[:queries] for workload in workloads], 1)
     timed = interleaved(searches, rows, 10, seed=seed, progress=progress)
     return [
-        {
-            method: timed[f"{at} {method}"]
-            for method in _METHODS if f"{at} {method}" in timed
-        }
+        {method: timed[f"{at} {method}"] for method in _METHODS if f"{at} {method}" in timed}
         for at in range(len(workloads))
-    ]  # fmt: skip
+    ]
 
 
 def relative_slack(workload: Workload, queries: int) -> float:
@@ -246,10 +248,14 @@ def _blocks(figures: Json) -> list[Block]:
             "differences are paired, user by user, p by flipping their signs.",
         ),
         Table(
-            ("model", *(
-                name for method in models[0]["work"]
-                for name in (f"{method} {_WORDS[method]}", "to base, points")
-            )),
+            (
+                "model",
+                *(
+                    name
+                    for method in models[0]["work"]
+                    for name in (f"{method} {_WORDS[method]}", "to base, points")
+                ),
+            ),
             tuple(_work_row(entry) for entry in models),
             "Share of the catalogue, the mean over "
             f"{models[0]['methods']['auto']['queries']:,} queries, with 95 % bootstrap intervals "
@@ -265,14 +271,18 @@ def _blocks(figures: Json) -> list[Block]:
         Picture(
             f"prunable-{log}",
             scatter(
-                groups, labels=labels, highlight=_BASE, joined=False,
-                x_label="items scored by recjpqprune, mean, % of the catalogue", y_label="NDCG@10",
+                groups,
+                labels=labels,
+                highlight=_BASE,
+                joined=False,
+                x_label="items scored by recjpqprune, mean, % of the catalogue",
+                y_label="NDCG@10",
             ),
             f"NDCG@10 against the share of items that recjpqprune scores, for models of {log} "
             "trained with and without an additional loss.",
             "Up and to the left is better. The numbers are the weights of the additional loss.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _slack_in_words(models: Sequence[Json]) -> str:

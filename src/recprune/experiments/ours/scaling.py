@@ -97,9 +97,15 @@ def measure(
                     f"{seconds / 60:,.0f} minutes"
                 )
         timed = interleaved(
-            searches, users, 10, seed=seed, block=_block(queries), warm=_WARM,
-            limits={name: slow for name in searches if name in _SLOW}, progress=progress,
-        )  # fmt: skip
+            searches,
+            users,
+            10,
+            seed=seed,
+            block=_block(queries),
+            warm=_WARM,
+            limits={name: slow for name in searches if name in _SLOW},
+            progress=progress,
+        )
     return {
         "items": num_items,
         "splits": num_splits,
@@ -178,14 +184,15 @@ class Scaling:
                     f"{_agreed(ordered, 'items')}"
                 ),
                 Picture(
-                    "scaling", picture,
+                    "scaling",
+                    picture,
                     "Median search time against the number of items, by method, both logarithmic.",
                     f"Time of one search against the number of items. {_joined(ordered, 'items')}",
                 ),
                 _table(ordered, "items", "items"),
                 Text(_machines(ordered)),
             ),
-        )  # fmt: skip
+        )
 
 
 class Splits:
@@ -226,21 +233,28 @@ class Splits:
                     f"scan, or the plain one. {_agreed(ordered, 'splits')}"
                 ),
                 Picture(
-                    "splits", picture,
+                    "splits",
+                    picture,
                     "Median search time against the number of splits, by method.",
                     "Time of one search against the number of splits. "
                     + _joined(ordered, "splits"),
                 ),
                 _table(ordered, "splits", "splits"),
             ),
-        )  # fmt: skip
+        )
 
 
 def _settings(setup: Setup, size: int, splits: int, queries: int) -> Json:
     return {
-        "items": size, "splits": splits, "queries": queries, "seed": setup.seed,
-        "block": _block(queries), "warm": _WARM, "compared": COMPARED, "seconds": _SECONDS,
-    }  # fmt: skip
+        "items": size,
+        "splits": splits,
+        "queries": queries,
+        "seed": setup.seed,
+        "block": _block(queries),
+        "warm": _WARM,
+        "compared": COMPARED,
+        "seconds": _SECONDS,
+    }
 
 
 def _by_machine(records: Sequence[Record]) -> list[list[Record]]:
@@ -260,9 +274,13 @@ def _picture(records: Sequence[Record], over: str, x_label: str) -> str:
         for name, points in series.items():
             elsewhere.setdefault(name, []).append(points)
     return lines(
-        first, elsewhere=elsewhere, x_label=x_label, y_label="median time of a search, ms",
-        log_x=True, log_y=True,
-    )  # fmt: skip
+        first,
+        elsewhere=elsewhere,
+        x_label=x_label,
+        y_label="median time of a search, ms",
+        log_x=True,
+        log_y=True,
+    )
 
 
 def _joined(records: Sequence[Record], over: str) -> str:
@@ -312,13 +330,18 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         figures = record.figures
         fastest = figures["methods"]["auto"]["p50_us"]
         for name, entry in figures["methods"].items():
-            rows.append((
-                f"{figures[over]:,}", PEERS.get(name, name), f"{entry['queries']:,}",
-                milliseconds(entry, "p50_us"), milliseconds(entry, "p95_us"),
-                f"{entry['p50_us'] / fastest:,.1f} ×",
-                _share(entry.get("items_touched"), figures["items"]),
-                _share(entry.get("items_scored"), figures["items"]),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    f"{figures[over]:,}",
+                    PEERS.get(name, name),
+                    f"{entry['queries']:,}",
+                    milliseconds(entry, "p50_us"),
+                    milliseconds(entry, "p95_us"),
+                    f"{entry['p50_us'] / fastest:,.1f} ×",
+                    _share(entry.get("items_touched"), figures["items"]),
+                    _share(entry.get("items_scored"), figures["items"]),
+                )
+            )
         built.append(
             f"{figures[over]:,} {header}, {figures['bytes_per_item']:.1f} bytes an item in "
             f"{figures['build_seconds']:,.1f} s by {figures['build_threads']} threads"
@@ -333,7 +356,7 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
         "Percentiles that rest on too few queries are left blank. Looked at: items that went "
         "through a filter, scored or not. Index built: "
         f"{'; '.join(built)}. " + ("Left out: " + " ".join(notes) if notes else ""),
-    )  # fmt: skip
+    )
 
 
 def _share(count: float | None, items: int) -> str:

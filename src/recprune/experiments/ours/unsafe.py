@@ -67,9 +67,13 @@ class Unsafe:
         users = setup.sized(len(workload.targets), 100)
         grid = _QUICK_GRID if setup.quick else FULL_GRID
         settings = {
-            "workload": workload.checksum(), "queries": queries, "users": users, "kept": _KEPT,
-            "grid": grid, "seed": setup.seed,
-        }  # fmt: skip
+            "workload": workload.checksum(),
+            "queries": queries,
+            "users": users,
+            "kept": _KEPT,
+            "grid": grid,
+            "seed": setup.seed,
+        }
         return ExperimentPart(
             workload.name,
             settings,
@@ -130,17 +134,21 @@ def measure(
         found = index.search(users, 10, method=method, threads=1 if kind == "deadline_us" else 2)
         values = _ndcg_of_users(found.ids, targets)
         gap = float(np.median(np.maximum(found.stats.upper_bound - found.stats.threshold, 0.0)))
-        entries.append({
-            "method": name, "kind": kind, "value": value,
-            "ndcg": float(values.mean()),
-            # At least 0: the setting keeps its share of NDCG@10, and not by chance.
-            "margin_low": bootstrap_mean(values - _KEPT * exact_values).low,
-            "recall": recall(found.ids, exact),
-            "same": float((found.ids == exact).all(1).mean()),
-            "proven": float(found.stats.exact.mean()),
-            "gap": gap if np.isfinite(gap) else None,  # infinite: fewer than K items were found
-            **timed[f"{name} {kind} {value}"].summary(),
-        })  # fmt: skip
+        entries.append(
+            {
+                "method": name,
+                "kind": kind,
+                "value": value,
+                "ndcg": float(values.mean()),
+                # At least 0: the setting keeps its share of NDCG@10, and not by chance.
+                "margin_low": bootstrap_mean(values - _KEPT * exact_values).low,
+                "recall": recall(found.ids, exact),
+                "same": float((found.ids == exact).all(1).mean()),
+                "proven": float(found.stats.exact.mean()),
+                "gap": gap if np.isfinite(gap) else None,  # infinite: fewer than K items were found
+                **timed[f"{name} {kind} {value}"].summary(),
+            }
+        )
     return {
         **workload.describe(),
         "users": len(users),
@@ -222,29 +230,36 @@ def _blocks(record: Record) -> list[Block]:
             two_panels(
                 Panel(_curves(entries, "ndcg"), "NDCG@10", mark=marks[0], in_order=True),
                 Panel(
-                    _curves(entries, "recall", 100), "exact top 10 found, %", mark=marks[1],
+                    _curves(entries, "recall", 100),
+                    "exact top 10 found, %",
+                    mark=marks[1],
                     in_order=True,
                 ),
-                x_label="median time of a search, ms", log_x=True, stacked=True,
+                x_label="median time of a search, ms",
+                log_x=True,
+                stacked=True,
             ),
             f"NDCG@10 and recall of the exact top 10 against median time for {model} on {log}.",
             f"What unsafe searches find in less time: {log}, {model}.",
         )
-    ]  # fmt: skip
+    ]
     gaps = _curves([entry for entry in entries if entry["gap"] is not None], "gap")
     if gaps:
         pictures.append(
             Picture(
                 f"unsafe-gap-{record.part}",
                 lines(
-                    gaps, x_label="median time of a search, ms",
-                    y_label="median reported gap, score", log_x=True, in_order=True,
+                    gaps,
+                    x_label="median time of a search, ms",
+                    y_label="median reported gap, score",
+                    log_x=True,
+                    in_order=True,
                 ),
                 f"Reported gap against median time for {model} on {log}.",
                 f"What unsafe searches can still promise: {log}, {model}. Where fewer than ten "
                 "items were found for most users, there is no gap to report.",
             )
-        )  # fmt: skip
+        )
     return [
         Text(
             f"{where_measured(record)} {_basis(figures)} "
@@ -340,11 +355,17 @@ def _table(entries: Sequence[Json], methods: Sequence[str]) -> Table:
             if kind != _EXACT and chosen is exact:
                 without.append(f"{method}, {kind}")
                 continue
-            rows.append((
-                method, _setting(chosen), f"{chosen['p50_us'] / 1e3:,.3f}",
-                f"{exact['p50_us'] / chosen['p50_us']:.2f} ×", f"{chosen['ndcg']:.4f}",
-                f"{chosen['recall']:.1%}", f"{chosen['proven']:.1%}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    method,
+                    _setting(chosen),
+                    f"{chosen['p50_us'] / 1e3:,.3f}",
+                    f"{exact['p50_us'] / chosen['p50_us']:.2f} ×",
+                    f"{chosen['ndcg']:.4f}",
+                    f"{chosen['recall']:.1%}",
+                    f"{chosen['proven']:.1%}",
+                )
+            )
     note = (
         f"The fastest setting of each kind that keeps {_KEPT:.0%} of NDCG@10; times over "
         f"{entries[0]['queries']:,} queries."
@@ -358,4 +379,4 @@ def _table(entries: Sequence[Json], methods: Sequence[str]) -> Table:
         ("method", "setting", "median ms", "exact ÷ it", "NDCG@10", "top 10 found", "proven exact"),
         tuple(rows),
         note,
-    )  # fmt: skip
+    )

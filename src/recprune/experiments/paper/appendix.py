@@ -109,11 +109,16 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     trained, settings = load_model(folder, prepared)
     size = (folder / MODEL).stat().st_size / 1e6
     figures: Json = {
-        "log": log.name, "model": model, "items": prepared.num_items, "users": len(chosen),
-        "settings": settings.to_json(), "megabytes": size, "full_megabytes": size,
+        "log": log.name,
+        "model": model,
+        "items": prepared.num_items,
+        "users": len(chosen),
+        "settings": settings.to_json(),
+        "megabytes": size,
+        "full_megabytes": size,
         **_epochs(folder),
         "median_history": float(np.median([len(history) for history in histories])),
-    }  # fmt: skip
+    }
     encoder = TorchEncoder(trained, settings.model.length)
     progress(f"encoding with {model}")
     with one_thread():
@@ -169,9 +174,11 @@ def _quality(ids: Int64Array | Int32Array, targets: Int32Array) -> Json:
     values = user_values(RankedUsers.of_targets(ids, targets), ["NDCG@10", "Recall@10"])
     ndcg = bootstrap_mean(values["NDCG@10"])
     return {
-        "ndcg": ndcg.mean, "ndcg_low": ndcg.low, "ndcg_high": ndcg.high,
+        "ndcg": ndcg.mean,
+        "ndcg_low": ndcg.low,
+        "ndcg_high": ndcg.high,
         "recall": float(values["Recall@10"].mean()),
-    }  # fmt: skip
+    }
 
 
 def _time_to_phi(encoder: Encoder, histories: Sequence[Int32Array], name: str) -> Json:
@@ -196,12 +203,17 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
             ]
             continue
         onnx = "onnx_ms" in figures
-        rows.append((
-            model_name(figures["model"]), _interval(figures), f"{figures['recall']:.4f}",
-            f"{figures['onnx_ms']:.1f} / {figures['onnx_p95_ms']:.1f}" if onnx else "",
-            f"{figures['torch_ms']:.1f} / {figures['torch_p95_ms']:.1f}",
-            f"{figures['megabytes']:,.1f}", f"{figures['full_megabytes']:,.1f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                model_name(figures["model"]),
+                _interval(figures),
+                f"{figures['recall']:.4f}",
+                f"{figures['onnx_ms']:.1f} / {figures['onnx_p95_ms']:.1f}" if onnx else "",
+                f"{figures['torch_ms']:.1f} / {figures['torch_p95_ms']:.1f}",
+                f"{figures['megabytes']:,.1f}",
+                f"{figures['full_megabytes']:,.1f}",
+            )
+        )
     models = [record.figures for record in records if record.figures["model"] != _BASELINES]
     note = ""
     if models:
@@ -220,8 +232,15 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
     trained = " ".join(
         f"{model_name(figures['model'])}: {_training(figures)}." for figures in models
     )
-    header = ("model", "NDCG@10", "Recall@10", "φ ms, median / p95", "by torch",
-              "checkpoint MB", "with a full table")  # fmt: skip
+    header = (
+        "model",
+        "NDCG@10",
+        "Recall@10",
+        "φ ms, median / p95",
+        "by torch",
+        "checkpoint MB",
+        "with a full table",
+    )
     blocks: list[Block] = [Text(f"**{log}**"), Table(header, (*rows, *baselines), note)]
     return [*blocks, Text(f"Trained with: {trained}")] if trained else blocks
 
@@ -266,14 +285,17 @@ def _published() -> Table:
         ("published", "model", "NDCG@10", "φ ms", "checkpoint MB"),
         tuple(
             (
-                entry.log, model_name(entry.model), f"{entry.ndcg:.4f}", f"{entry.phi_ms:.2f}",
+                entry.log,
+                model_name(entry.model),
+                f"{entry.ndcg:.4f}",
+                f"{entry.phi_ms:.2f}",
                 f"{entry.megabytes:,}",
             )
             for entry in published.MODELS
         ),
         f"Published: Table 3 of {published.SOURCE}; {published.MACHINE}, other logs and another "
         "machine than ours. SASRec: as quoted there from earlier work.",
-    )  # fmt: skip
+    )
 
 
 def _interval(figures: Json) -> str:

@@ -24,10 +24,27 @@ _PUBLISHED = {
 }
 # What a prepared log does not know: it keeps neither times nor what was left out.
 _OF_THE_LOG_ONLY = (
-    "first_time", "last_time", "left_out_users", "left_out_interactions", "bad_rows"
-)  # fmt: skip
-_HEADER = ("log", "users", "items", "interactions", "average length", "median", "p99", "longest",
-           "repeats", "on the top 1 % of items", "items seen once", "from", "to")  # fmt: skip
+    "first_time",
+    "last_time",
+    "left_out_users",
+    "left_out_interactions",
+    "bad_rows",
+)
+_HEADER = (
+    "log",
+    "users",
+    "items",
+    "interactions",
+    "average length",
+    "median",
+    "p99",
+    "longest",
+    "repeats",
+    "on the top 1 % of items",
+    "items seen once",
+    "from",
+    "to",
+)
 
 
 class DatasetTable:
@@ -61,19 +78,31 @@ class DatasetTable:
             Table(
                 _HEADER,
                 (*rows, *published),
-                " ".join((
-                    "Published: Table 1 of Petrov, Macdonald and Tonellotto, SIGIR 2025.",
-                    *(_left_out(record.figures) for record in records if record.figures["source"]),
-                )),
+                " ".join(
+                    (
+                        "Published: Table 1 of Petrov, Macdonald and Tonellotto, SIGIR 2025.",
+                        *(
+                            _left_out(record.figures)
+                            for record in records
+                            if record.figures["source"]
+                        ),
+                    )
+                ),
             ),
             *(Text(text) for record in records if (text := _beside_published(record.figures))),
             Table(
-                ("log", "training interactions", "training users", "validation users",
-                 "test users", "test items never trained on"),
+                (
+                    "log",
+                    "training interactions",
+                    "training users",
+                    "validation users",
+                    "test users",
+                    "test items never trained on",
+                ),
                 tuple(_holdout_row(record.figures) for record in records),
                 _how_held_out(records),
             ),
-        ]  # fmt: skip
+        ]
         return Section(self.title, self.name, tuple(blocks))
 
 

@@ -65,9 +65,11 @@ class Difficulty:
     def _part(self, setup: Setup, workload: Workload, heat_maps: bool) -> ExperimentPart:
         users = setup.sized(1000, 40)
         settings = {
-            "workload": workload.checksum(), "users": users, "heat_maps": heat_maps,
+            "workload": workload.checksum(),
+            "users": users,
+            "heat_maps": heat_maps,
             "seed": setup.seed,
-        }  # fmt: skip
+        }
         return ExperimentPart(
             workload.name,
             settings,
@@ -131,9 +133,11 @@ def measure(
         user = int(by_cost[round(share * (len(users) - 1))])
         steps = int(pruned["steps"][user])
         shown[name] = {
-            "user": user, "steps": steps, "scored": int(pruned["items_scored"][user]),
+            "user": user,
+            "steps": steps,
+            "scored": int(pruned["items_scored"][user]),
             **{f"{method}_us": float(times[user]) for method, times in microseconds.items()},
-        }  # fmt: skip
+        }
         if "cells" in records:
             shown[name]["touched"] = int(records["cells"]["items_touched"][user])
         if heat_maps:
@@ -207,15 +211,18 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
             )
             for entry in figures
         },
-        x_label=STATISTICS[best].words, y_label="items scored by recjpqprune, %", joined=False,
-    )  # fmt: skip
+        x_label=STATISTICS[best].words,
+        y_label="items scored by recjpqprune, %",
+        joined=False,
+    )
     blocks.append(
         Picture(
-            f"difficulty-{log}", picture,
+            f"difficulty-{log}",
+            picture,
             f"Items scored against the best predictor from S alone, users of {log}.",
             f"What S alone tells: {log}, up to {_POINTS} users of each model.",
         )
-    )  # fmt: skip
+    )
     return blocks
 
 
@@ -294,16 +301,26 @@ def _ranges(figures: Sequence[Json]) -> str:
 def _users_table(figures: Sequence[Json]) -> Table:
     rows = [
         (
-            model_name(entry["model"]), name, f"{user['scored'] / entry['items']:.1%}",
-            f"{user['steps']:,}", f"{user['recjpqprune_us'] / 1e3:,.3f}",
+            model_name(entry["model"]),
+            name,
+            f"{user['scored'] / entry['items']:.1%}",
+            f"{user['steps']:,}",
+            f"{user['recjpqprune_us'] / 1e3:,.3f}",
             f"{user['touched'] / entry['items']:.1%}" if "touched" in user else "",
             f"{user['auto_us'] / 1e3:,.3f}",
         )
         for entry in figures
         for name, user in entry["shown"].items()
-    ]  # fmt: skip
-    header = ("model", "user", "scored, `recjpqprune`", "steps", "its ms", "looked at, `cells`",
-              "`auto` ms")  # fmt: skip
+    ]
+    header = (
+        "model",
+        "user",
+        "scored, `recjpqprune`",
+        "steps",
+        "its ms",
+        "looked at, `cells`",
+        "`auto` ms",
+    )
     return Table(header, tuple(rows), f"Times are the least of {_PASSES}.")
 
 
@@ -314,17 +331,21 @@ def _heat_map(figures: Json, name: str, user: Mapping[str, Any]) -> Picture:
     }
     model, log = model_name(figures["model"]), figures["log"]
     picture = heat_map(
-        np.array(user["scores"]), marks,
-        x_label="rank within its split", y_label="split", score_label="sub-item score",
-    )  # fmt: skip
+        np.array(user["scores"]),
+        marks,
+        x_label="rank within its split",
+        y_label="split",
+        score_label="sub-item score",
+    )
     return Picture(
-        f"difficulty-{log}-{name}", picture,
+        f"difficulty-{log}-{name}",
+        picture,
         f"Heat map of the sub-item scores of a user who is {name} to search for.",
         f"{name.capitalize()} ({user['recjpqprune_us'] / 1e3:,.2f} ms, "
         f"{user['scored'] / figures['items']:.1%} of the items scored, steps: {user['steps']:,}; "
         f"`auto` {user['auto_us'] / 1e3:,.3f} ms): user {user['user']} of {log}, {model}, with the "
         "best item, and how far `recjpqprune` went in the splits that it took sub-items of.",
-    )  # fmt: skip
+    )
 
 
 def _correlations(figures: Json) -> Table:

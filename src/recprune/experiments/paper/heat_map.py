@@ -128,15 +128,19 @@ def _blocks(record: Record) -> list[Block]:
         for name, mark in figures["marks"].items()
     )
     picture = heat_map(
-        np.array(figures["scores"]), marks,
-        x_label="rank within its split", y_label="split", score_label="sub-item score",
-    )  # fmt: skip
+        np.array(figures["scores"]),
+        marks,
+        x_label="rank within its split",
+        y_label="split",
+        score_label="sub-item score",
+    )
     share = figures["among_best"]
     # Twice what chance gives is the least that could be called typical.
     holds = "as principle P1 has it" if share > 2 * _BEST_SHARE else "so principle P1 fails here"
     return [
         Picture(
-            f"heat-map-{record.part}", picture,
+            f"heat-map-{record.part}",
+            picture,
             f"Heat map of the sub-item scores of a user of {figures['log']}, with three items.",
             f"User {figures['user']} of {figures['log']}, {model}: "
             f"{figures['scored'] / figures['items']:.1%} of {figures['items']:,} items are scored. "
@@ -147,4 +151,4 @@ def _blocks(record: Record) -> list[Block]:
             f"sub-items of their ten best items are among the best {_BEST_SHARE:.0%} of their "
             f"split, {holds}."
         ),
-    ]  # fmt: skip
+    ]

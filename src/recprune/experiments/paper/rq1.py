@@ -48,9 +48,12 @@ class RQ1:
     def _part(self, setup: Setup, workload: Workload) -> ExperimentPart:
         queries = setup.sized(1024, 20)
         settings = {
-            "workload": workload.checksum(), "queries": queries, "k": 10, "seed": setup.seed,
+            "workload": workload.checksum(),
+            "queries": queries,
+            "k": 10,
+            "seed": setup.seed,
             "compared": COMPARED,
-        }  # fmt: skip
+        }
         return ExperimentPart(
             workload.name,
             settings,
@@ -91,9 +94,13 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
             continue
         searches[name] = index_search(searched, method)
     timed = interleaved(
-        searches, queries, 10, seed=setup.seed,
-        limits={"default": setup.sized(100, 5)}, progress=progress,
-    )  # fmt: skip
+        searches,
+        queries,
+        10,
+        seed=setup.seed,
+        limits={"default": setup.sized(100, 5)},
+        progress=progress,
+    )
     progress("comparing the answers")
     agreed = agreement({"pqtopk": timed["pqtopk"], **timed})
     methods: Json = {name: found.summary() for name, found in timed.items()}
@@ -138,15 +145,19 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
         times[model] = {name: entry["p50_us"] / 1000 for name, entry in figures["methods"].items()}
         for name, entry in figures["methods"].items():
             ndcg = entry.get("ndcg")
-            rows.append((
-                model, name, f"{entry['queries']:,}",
-                *(milliseconds(entry, at) for at in ("p50_us", "p95_us", "p99_us")),
-                f"{entry['p50_us'] / fastest:,.1f} ×",
-                f"{entry['items_scored'] / figures['items']:.2%}",
-                f"{entry['items_touched'] / figures['items']:.2%}",
-                f"{entry['steps']:,.0f}",
-                "" if ndcg is None else f"{ndcg:.4f}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    model,
+                    name,
+                    f"{entry['queries']:,}",
+                    *(milliseconds(entry, at) for at in ("p50_us", "p95_us", "p99_us")),
+                    f"{entry['p50_us'] / fastest:,.1f} ×",
+                    f"{entry['items_scored'] / figures['items']:.2%}",
+                    f"{entry['items_touched'] / figures['items']:.2%}",
+                    f"{entry['steps']:,.0f}",
+                    "" if ndcg is None else f"{ndcg:.4f}",
+                )
+            )
         notes += [
             f"Left out, {model}, {name}: {reason}." for name, reason in figures["left_out"].items()
         ]
@@ -164,17 +175,29 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
     return [
         Text(f"**{log}**: {place} {direction(records)}"),
         Table(
-            ("model", "method", "queries", "median ms", "p95 ms", "p99 ms", "÷ auto", "scored",
-             "looked at", "steps", "NDCG@10"),
+            (
+                "model",
+                "method",
+                "queries",
+                "median ms",
+                "p95 ms",
+                "p99 ms",
+                "÷ auto",
+                "scored",
+                "looked at",
+                "steps",
+                "NDCG@10",
+            ),
             tuple(rows),
             " ".join((*notes, _FEW_QUERIES)),
         ),
         Picture(
-            f"rq1-{log}", bars(times, x_label="median time of a search, ms", log_x=True),
+            f"rq1-{log}",
+            bars(times, x_label="median time of a search, ms", log_x=True),
             f"Median scoring time of each method for the models of {log}.",
             f"Median time of one search, {log}, logarithmic.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def direction(records: Sequence[Record]) -> str:

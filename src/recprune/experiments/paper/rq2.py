@@ -57,10 +57,12 @@ class RQ2:
         queries = setup.sized(128, 5)
         cutoffs = _QUICK_CUTOFFS if setup.quick else _CUTOFFS
         settings = {
-            "workload": workload.checksum(), "queries": queries, "cutoffs": list(cutoffs),
+            "workload": workload.checksum(),
+            "queries": queries,
+            "cutoffs": list(cutoffs),
             "compared": COMPARED,
             "seed": setup.seed,
-        }  # fmt: skip
+        }
         return ExperimentPart(
             workload.name,
             settings,
@@ -93,8 +95,12 @@ def measure(
     # All cutoffs in one run: what slows the machine down for a while bends no curve.
     timed = interleaved(
         {f"{method} {k}": _search_at(index, method, k) for method in methods for k in possible},
-        queries, 0, seed=seed, block=32, progress=progress,
-    )  # fmt: skip
+        queries,
+        0,
+        seed=seed,
+        block=32,
+        progress=progress,
+    )
     for k in possible:
         agreed = agreement({method: timed[f"{method} {k}"] for method in methods})
     entries: Json = {
@@ -138,8 +144,11 @@ def _blocks(record: Record) -> list[Block]:
             )
             for method, entries in methods.items()
         },
-        x_label="K", y_label="median time of a search, ms", log_x=True, log_y=True,
-    )  # fmt: skip
+        x_label="K",
+        y_label="median time of a search, ms",
+        log_x=True,
+        log_y=True,
+    )
     rows = []
     for at, first in enumerate(methods["auto"]):
         times = [
@@ -159,7 +168,8 @@ def _blocks(record: Record) -> list[Block]:
             f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(
-            f"rq2-{record.part}", picture,
+            f"rq2-{record.part}",
+            picture,
             f"Median search time against K for {model} on {figures['log']}, by method, both "
             "logarithmic.",
             f"Time of one search against K, {figures['log']}, {model}.",
@@ -171,7 +181,7 @@ def _blocks(record: Record) -> list[Block]:
             "Scored: the share of the items by `recjpqprune`. By cells: the share of the searches "
             "for which `auto` took them. " + (f"Left out: {left_out}" if left_out else ""),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _time(entry: Json, name: str) -> str:

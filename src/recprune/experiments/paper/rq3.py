@@ -49,10 +49,12 @@ class RQ3:
         queries = setup.sized(250, 5)
         sizes = _QUICK_STEPS if setup.quick else _STEPS
         settings = {
-            "workload": workload.checksum(), "queries": queries, "sub_items_per_step": list(sizes),
+            "workload": workload.checksum(),
+            "queries": queries,
+            "sub_items_per_step": list(sizes),
             "compared": COMPARED,
             "seed": setup.seed,
-        }  # fmt: skip
+        }
         return ExperimentPart(
             workload.name,
             settings,
@@ -85,12 +87,10 @@ def measure(
     timed = interleaved(searches, queries, 10, seed=seed, progress=progress)
     return {
         **workload.describe(),
-        "steps": [
-            {"sub_items_per_step": size, **timed[f"{size}"].summary()} for size in possible
-        ],
+        "steps": [{"sub_items_per_step": size, **timed[f"{size}"].summary()} for size in possible],
         "references": {name: timed[name].summary() for name in _REFERENCES},
         "agreed": agreement(timed),
-    }  # fmt: skip
+    }
 
 
 def _blocks(record: Record) -> list[Block]:
@@ -105,24 +105,29 @@ def _blocks(record: Record) -> list[Block]:
     picture = two_panels(
         Panel(times, "median time of a search, ms", log_y=True),
         Panel({"recjpqprune": (sizes, scored)}, "items scored (median), %"),
-        x_label="sub-items per step", log_x=True,
-    )  # fmt: skip
+        x_label="sub-items per step",
+        log_x=True,
+    )
     best = min(entry["p50_us"] for entry in entries)
     rows = [
         (
-            f"{entry['sub_items_per_step']}", milliseconds(entry, "p50_us"),
-            milliseconds(entry, "p95_us"), f"{entry['p50_us'] / best:.2f} ×",
-            f"{share / 100:.1%}", f"{entry['steps']:,.0f}",
+            f"{entry['sub_items_per_step']}",
+            milliseconds(entry, "p50_us"),
+            milliseconds(entry, "p95_us"),
+            f"{entry['p50_us'] / best:.2f} ×",
+            f"{share / 100:.1%}",
+            f"{entry['steps']:,.0f}",
         )
         for entry, share in zip(entries, scored, strict=True)
-    ]  # fmt: skip
+    ]
     return [
         Text(
             f"{where_measured(record)} {_best_in_words(entries, figures['references'])} "
             f"{agreement_in_words(figures.get('agreed'))}"
         ),
         Picture(
-            f"rq3-{record.part}", picture,
+            f"rq3-{record.part}",
+            picture,
             f"Median search time and share of items scored against sub-items per step for {model} "
             f"on {figures['log']}.",
             f"Algorithm 1 with steps of different sizes, {figures['log']}, {model}; `auto` and "
@@ -133,7 +138,7 @@ def _blocks(record: Record) -> list[Block]:
             tuple(rows),
             f"{entries[0]['queries']:,} queries for every setting.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _best_in_words(entries: Sequence[Json], references: Json) -> str:

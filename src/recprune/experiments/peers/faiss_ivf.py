@@ -107,9 +107,13 @@ class FaissIVFPQ:
 
         def build() -> Any:
             index = faiss.IndexIVFPQ(
-                groups.by_inner_product(), shape.width, groups.number, shape.num_splits, 8,
+                groups.by_inner_product(),
+                shape.width,
+                groups.number,
+                shape.num_splits,
+                8,
                 faiss.METRIC_INNER_PRODUCT,
-            )  # fmt: skip
+            )
             index.by_residual = False  # the codes stand for whole vectors
             faiss.copy_array_to_vector(centroids_of(model), index.pq.centroids)
             _fill(index, groups, model, lambda items: model.codes[items])
@@ -201,9 +205,13 @@ def _train(model: CodesAndVectors, roots: int) -> Float32Array:
     size = min(shape.num_items, _TRAINING_ITEMS_PER_LIST * num_lists)
     sample = random_generator(0).choice(shape.num_items, size, replace=False)
     kmeans = import_faiss().Kmeans(
-        shape.width, num_lists, niter=_ITERATIONS, seed=0, min_points_per_centroid=1,
+        shape.width,
+        num_lists,
+        niter=_ITERATIONS,
+        seed=0,
+        min_points_per_centroid=1,
         max_points_per_centroid=_TRAINING_ITEMS_PER_LIST,
-    )  # fmt: skip
+    )
     kmeans.train(model.vectors_of(np.sort(sample)))
     centroids: Float32Array = kmeans.centroids
     return centroids
@@ -249,8 +257,13 @@ def _peers(kind: str, index: Any, probes: tuple[int, ...], size: int, seconds: f
     family = f"{kind}, {index.nlist:,} lists"
     return [
         FaissPeer(
-            f"{family}, nprobe {probe}", family, False, size, seconds, index,
+            f"{family}, nprobe {probe}",
+            family,
+            False,
+            size,
+            seconds,
+            index,
             parameters(nprobe=probe),
         )
         for probe in sorted({min(probe, index.nlist) for probe in probes})
-    ]  # fmt: skip
+    ]

@@ -35,9 +35,11 @@ class _Box:
     def covers(self, other: _Box) -> bool:
         """Whether the two share any place."""
         return (
-            self.left < other.right and other.left < self.right
-            and self.bottom < other.top and other.bottom < self.top
-        )  # fmt: skip
+            self.left < other.right
+            and other.left < self.right
+            and self.bottom < other.top
+            and other.bottom < self.top
+        )
 
 
 def label_places(
@@ -69,13 +71,22 @@ def name_ends(axes: Axes, places: Mapping[str, float], looks: Mapping[str, Any])
     for name, place in places.items():
         height = place * axes.get_figure(root=True).dpi / 72 / axes.bbox.height  # type: ignore[union-attr]
         axes.plot(
-            [1.025], [height], **looks[name], markersize=5.5, clip_on=False,
+            [1.025],
+            [height],
+            **looks[name],
+            markersize=5.5,
+            clip_on=False,
             transform=axes.transAxes,
-        )  # fmt: skip
+        )
         axes.annotate(
-            name, (1.025, height), (7, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center_baseline", annotation_clip=False,
-        )  # fmt: skip
+            name,
+            (1.025, height),
+            (7, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="center_baseline",
+            annotation_clip=False,
+        )
 
 
 def name_points(
@@ -117,10 +128,17 @@ def name_points(
         place = ((box.right if left else box.left) - x, middle - y)
         leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
         axes.annotate(
-            label, xy, place, textcoords="offset points", ha="right" if left else "left",
-            va="center", fontsize=_SMALL, color=MUTED, annotation_clip=False,
+            label,
+            xy,
+            place,
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            fontsize=_SMALL,
+            color=MUTED,
+            annotation_clip=False,
             arrowprops=leader if abs(middle - y) > _BESIDE else None,
-        )  # fmt: skip
+        )
 
 
 def mark_point(axes: Axes, name: str, x: float, y: float) -> None:
@@ -128,9 +146,12 @@ def mark_point(axes: Axes, name: str, x: float, y: float) -> None:
     axes.plot([x], [y], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK)
     left = _is_right(axes, x, y)
     axes.annotate(
-        name, (x, y), (-8 if left else 8, 8), textcoords="offset points",
+        name,
+        (x, y),
+        (-8 if left else 8, 8),
+        textcoords="offset points",
         ha="right" if left else "left",
-    )  # fmt: skip
+    )
 
 
 def _is_right(axes: Axes, x: float, y: float) -> bool:

@@ -129,9 +129,13 @@ def scatter(
             order = np.argsort(xs, kind="stable")
             crowd = len(xs) > _CROWD
             (drawn,) = axes.plot(
-                xs[order], ys[order], **look,
-                linewidth=0.9, markersize=3 if crowd else 6, alpha=0.5 if crowd else None,
-            )  # fmt: skip
+                xs[order],
+                ys[order],
+                **look,
+                linewidth=0.9,
+                markersize=3 if crowd else 6,
+                alpha=0.5 if crowd else None,
+            )
             if name == highlight:
                 drawn.set(linewidth=2.4, markersize=4 if crowd else 9, zorder=3)
         set_scales(axes, log_x, log_y)
@@ -230,9 +234,13 @@ def bars(
                 axes.barh(place, value, 0.8, color=colour)
                 text = f"{three_digits(value)} {name}" if len(names) > 1 else three_digits(value)
                 axes.annotate(
-                    text, (value, place), (4, 0), textcoords="offset points",
-                    va="center_baseline", fontsize=8.5,
-                )  # fmt: skip
+                    text,
+                    (value, place),
+                    (4, 0),
+                    textcoords="offset points",
+                    va="center_baseline",
+                    fontsize=8.5,
+                )
                 place += 1
             place += 0.7
         every = np.array([value for values in groups.values() for value in values.values()])
@@ -270,9 +278,13 @@ def _draw_panels(panels: Sequence[Panel], x_label: str, log_x: bool, *, columns:
             for name, (low, high) in (panel.bands or {}).items():
                 colour = looks[name]["color"]
                 axes.fill_between(
-                    series[name][0], checked_numbers(name, low, panel.log_y),
-                    checked_numbers(name, high, panel.log_y), color=colour, alpha=0.18, linewidth=0,
-                )  # fmt: skip
+                    series[name][0],
+                    checked_numbers(name, low, panel.log_y),
+                    checked_numbers(name, high, panel.log_y),
+                    color=colour,
+                    alpha=0.18,
+                    linewidth=0,
+                )
             every_y = np.concatenate([ys for _, ys in series.values()])
             set_scales(axes, log_x, panel.log_y, x_ticks)
             if not panel.log_y and 0 <= every_y.min() < every_y.max() / 2:

@@ -262,10 +262,16 @@ def _html_table(table: Table, section_title: str) -> str:
         + "</tr>"
         for row in table.rows
     ]
-    return "\n".join((
-        '<div class="scroll" role="group" aria-label="Table" tabindex="0"><table>', caption,
-        f"<thead><tr>{head}</tr></thead>", "<tbody>", *rows, "</tbody></table></div>",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            '<div class="scroll" role="group" aria-label="Table" tabindex="0"><table>',
+            caption,
+            f"<thead><tr>{head}</tr></thead>",
+            "<tbody>",
+            *rows,
+            "</tbody></table></div>",
+        )
+    )
 
 
 def _html_picture(picture: Picture) -> str:

@@ -32,11 +32,13 @@ def summary(records: Sequence[Record]) -> str:
         cells = ["" if entry is None else f"{entry['p50_us'] / 1000:,.3f}" for entry in times]
         name = f"{figures['log']}, {model_name(figures['model'])}"
         rows.append(f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |")
-    machines = sorted({
-        f"{record.machine['cpu']}, {record.machine['cores']} cores, "
-        f"{record.figures['instruction_set']}"
-        for record in measured
-    })  # fmt: skip
+    machines = sorted(
+        {
+            f"{record.machine['cpu']}, {record.machine['cores']} cores, "
+            f"{record.figures['instruction_set']}"
+            for record in measured
+        }
+    )
     rows += ["", f"Measured on: {'; '.join(machines)}."]
     for record in records_of(records, "peers"):
         figures = record.figures
