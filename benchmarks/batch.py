@@ -1,8 +1,8 @@
 """Users a second of `recprune batch`, with one worker process and with two, and where time goes.
 
 The histories are those of a prepared log's test users, oldest first; more users are the same again.
-The two take turns, so that both meet the same moods of the machine. Users a second are those of the
-work itself, from when as many parts as there are workers are finished to the last; beside them those of
+The two take turns, so that what slows the machine down slows both. Users a second are those of the work
+itself, from when as many parts as there are workers are finished to the last; beside them those of
 the whole run, in which the workers are started too. Small parts keep what is under way at the first
 moment, and counted, below two in a hundred.
 
@@ -47,7 +47,6 @@ class Run:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("prepared", type=Path, help="made by recprune prepare")
     parser.add_argument("recommender", type=Path, help="made by recprune export from its model")

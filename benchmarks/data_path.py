@@ -63,7 +63,6 @@ log.select(pl.col("user_id").alias("use_ID"), (pl.col("item_id") % 9_999).alias(
 
 
 def main() -> None:
-    """Measure everything and print it as a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", choices=sorted(DATASETS), help="one data set instead of both")
     parser.add_argument("--repeats", type=int, default=3, help="of reading; default %(default)s")

@@ -1,7 +1,7 @@
 """History → sequence embedding on one thread: the whole padded model, its last state, and ONNX.
 
-The ways take turns in short blocks, in an order that changes from block to block: all meet the same
-moods of the machine, and each finds the caches as a service that runs only it would. Times are those
+The ways take turns in short blocks, in an order that changes from block to block: what slows the
+machine down slows all, and each finds the caches as a service that runs only it would. Times are those
 of whole calls from Python, looking up the items' vectors included.
 
     python -m benchmarks.encoder                  # histories of 10, 74 and 200 items
@@ -34,7 +34,6 @@ _MODELS = {"sasrec": PRESETS["gsasrec"].model, "bert4rec": PRESETS["gbert4rec"].
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(_MODELS))
     parser.add_argument("--lengths", default="10,74,200", help="of histories, in items")
@@ -107,7 +106,7 @@ def _measure(
             raise SystemExit(f"{way} disagrees by {difference}: this is a bug")
     for _ in range(blocks):
         for way in rng.permutation(list(ways)).tolist():
-            ways[way](history)  # finds the caches as the others left them
+            ways[way](history)  # not timed: the caches are as the others left them
             for _ in range(_PER_BLOCK):
                 begun = time.perf_counter()
                 ways[way](history)

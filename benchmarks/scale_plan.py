@@ -52,7 +52,6 @@ def slowest_of(shards: int, median: float, spread: float, share: float) -> float
 
 
 def plan() -> str:
-    """Return the plan as Markdown."""
     measured = _measured("shards")
     constants = measured["constants"]
     call = constants["call_to_one_shard_us"]

@@ -1,7 +1,7 @@
 """Exact search, method against method and against FAISS, in one interleaved run.
 
-Methods take turns in blocks of queries, in an order that changes from block to block: all meet the
-same moods of the machine, and each finds the caches as a service that runs only this method would.
+Methods take turns in blocks of queries, in an order that changes from block to block: what slows the
+machine down slows all, and each finds the caches as a service that runs only this method would.
 With `--block 1` they take turns after every query, and each finds what the others left behind. Times
 are those of whole calls from Python on one thread, sub-item scores included.
 
@@ -37,7 +37,6 @@ from recprune.types import Float32Array
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workload", type=Path, help="a folder with a trained model's arrays")
     parser.add_argument("--items", type=int, default=1_000_000, help="of random codes")

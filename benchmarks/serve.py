@@ -33,7 +33,6 @@ _ENOUGH = ("--no-access-log", "--max-waiting", str(WAITING))
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workload", type=Path, help="codes, sub-item and sequence embeddings")
     parser.add_argument("--recommender", type=Path, help="a saved one, for /recommend")
@@ -68,15 +67,15 @@ def main() -> None:
 
 @contextmanager
 def _service(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """Run `recprune serve`; give its address and process."""
+    """Run `recprune serve`; yield its address and process id."""
     words = ["serve", str(folder), "--port", "0", *options]
     process = subprocess.Popen([sys.executable, *_CLI, *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
+        line = process.stdout.readline()
+        if not line:
             raise SystemExit("the service does not start; see above")
-        yield said.split()[-1].rstrip("/"), process.pid
+        yield line.split()[-1].rstrip("/"), process.pid
     finally:
         process.terminate()
         process.wait()
@@ -114,7 +113,7 @@ def _peer(name: str, workers: int, folder: Path) -> Iterator[str]:
 
 
 def _load(url: str, requests: Path, *options: str) -> Json:
-    """Ask from another process."""
+    """Send requests from another process; return what serve_load prints."""
     command = [sys.executable, "-m", "benchmarks.serve_load", url, str(requests), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -197,7 +196,7 @@ def _show_overhead(result: Json) -> Json:
 
 
 def _measure_overload(folder: Path, requests: Path, seconds: float) -> list[Json]:
-    """Compare those who are let in under twice the load that fits with those at half of it."""
+    """Compare the requests that are admitted at twice the load that fits with those at half of it."""
     figures, rows = [], []
     for workers in (1, 2):
         with _service(folder, "--workers", str(workers), "--no-access-log") as (url, _):

@@ -28,7 +28,7 @@ _MOST_CONNECTIONS = 512
 
 
 class Connection(asyncio.Protocol):
-    """One connection that asks one thing at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self._received = b""
@@ -36,16 +36,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Keep where to write."""
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who still waits."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(exc or ConnectionError("closed by the service"))
 
     def data_received(self, data: bytes) -> None:
-        """Put an answer together."""
         self._received += data
         end = self._received.find(b"\r\n\r\n")
         if end < 0 or self._answer is None:
@@ -65,12 +62,11 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     def close(self) -> None:
-        """End it."""
         self._transport.close()
 
 
 class Figures:
-    """What came back."""
+    """Times and statuses of the answers."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -78,7 +74,7 @@ class Figures:
         self.search_ms: list[float] = []  # what the service says its search took
 
     async def ask(self, connection: Connection, request: bytes) -> None:
-        """Ask, and note what came of it."""
+        """Send a request, and count its answer."""
         begun = time.perf_counter()
         status, body = await connection.ask(request)
         spent = time.perf_counter() - begun
@@ -89,7 +85,6 @@ class Figures:
                 self.search_ms.append(json.loads(body)["answers"][0]["milliseconds"]["search"])
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """Return the figures of a run of so many seconds."""
         milliseconds = 1000.0 * np.array(self.seconds or [np.nan])
         p50, p95, p99 = (float(np.percentile(milliseconds, at)) for at in (50, 95, 99))
         return {
@@ -105,7 +100,7 @@ class Figures:
 async def closed_loop(
     host: str, port: int, requests: Iterator[bytes], connections: int, seconds: float
 ) -> dict[str, object]:
-    """Ask over each connection as soon as it is answered."""
+    """Send the next request over each connection as soon as it is answered."""
     loop = asyncio.get_running_loop()
     opened = [(await loop.create_connection(Connection, host, port))[1] for _ in range(connections)]
     for connection in opened:
@@ -126,7 +121,7 @@ async def closed_loop(
 async def open_loop(
     host: str, port: int, requests: Iterator[bytes], rate: float, seconds: float
 ) -> dict[str, object]:
-    """Ask at a rate, whatever becomes of what was asked before; at random moments, as people do."""
+    """Send requests at a rate, at random moments, whether or not earlier ones are answered."""
     loop = asyncio.get_running_loop()
     idle: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +152,6 @@ async def open_loop(
 
 
 def main() -> None:
-    """Ask and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("url")
     parser.add_argument("requests", type=Path)

@@ -24,7 +24,7 @@ from recprune.serve.service import open_service
 from recprune.types import Float32Array
 
 FOLDER = "RECPRUNE_BENCH_FOLDER"
-WAITING = 64  # for a ladder of connections: nobody is turned away
+WAITING = 64  # requests; enough that none is refused, whatever the number of connections
 
 
 def floor() -> FastAPI:

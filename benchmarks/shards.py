@@ -32,7 +32,6 @@ from recprune.types import Float32Array, Json
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--items", type=int, default=2_000_000, help="of random codes")
     parser.add_argument("--shards", type=int, default=4)
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where indexes are kept; else they are removed")
     parser.add_argument("--out", type=Path, default=Path("out/bench-shards.json"))
     parsed = parser.parse_args()
-    # A cluster of our own that nobody else may use. Ray reads these when it is imported.
+    # A cluster of our own, closed to other processes. Ray reads these when it is imported.
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -36,7 +36,7 @@ FULL_DEFICIT = 255
 TARGET_LIMIT = 250
 SHOWN_PAIR = 1
 
-# Blue and orange can be told apart by everybody; the page may be dark, so the ground is white.
+# Colour-blind readers can tell blue and orange apart; the page may be dark, so the ground is white.
 INK, GREY, PALE = "#222222", "#8a8a8a", "#e6e6e6"
 BLUE, ORANGE = "#0072b2", "#d55e00"
 SHADE, BROWN = "#fbe3d3", "#a34700"  # an area in orange, and text about it
@@ -107,7 +107,7 @@ class Bounds:
 
     @classmethod
     def of(cls, catalogue: Catalogue, k: int) -> Bounds:
-        """Take the threshold from the oracle, and the rest from native/bounds/deficits.hpp."""
+        """Take the threshold from the oracle, and the rest as native/bounds/deficits.hpp does."""
         top, top_scores = reference.exhaustive(catalogue.scores, catalogue.codes, k)
         scores = catalogue.scores.astype(np.float64)
         maxima = scores.max(axis=1)
@@ -345,7 +345,7 @@ def draw_ring(catalogue: Catalogue) -> Figure:
     ring = Ring.of(catalogue, bounds)
     one, two, three = (np.any(passing, axis=1) for passing in ring.within)
     in_top = np.isin(np.arange(NUM_ITEMS), bounds.top)
-    # One chain tells the whole story of an item that only one pair finds.
+    # Of an item that only one pair finds, one chain shows everything.
     once = np.count_nonzero(ring.within[0], axis=1) == 1
     only_chain = np.count_nonzero(ring.within[2], axis=1) == 1
     # Neither a bar that all but touches its limit nor one that dwarfs the others can be read.

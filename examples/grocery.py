@@ -28,7 +28,7 @@ from rich.text import Text
 NEIGHBOURS = 5
 _DEPARTMENTS = 10
 _BINS = 16  # of sub-item ids, in the picture of the departments
-# Products that everybody knows, by their product_id in the data set.
+# Well-known products, by their product_id in the data set.
 WELL_KNOWN = {
     1082185: "Bananas",
     872729: "Yogurt, single cup",

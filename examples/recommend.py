@@ -70,10 +70,10 @@ def _train(
     shutil.rmtree(out, ignore_errors=True)
     with showing_progress("training") as progress:
 
-        def tell(report: EpochReport) -> None:
+        def show(report: EpochReport) -> None:
             progress(f"epoch {report.epoch}, NDCG@10 {report.ndcg:.4f}")
 
-        state = recprune.train(prepared, settings, out / "training", device="cpu", on_epoch=tell)
+        state = recprune.train(prepared, settings, out / "training", device="cpu", on_epoch=show)
     picture = out / "training.png"
     draw_training(out / "training" / "epochs.jsonl", picture)
     recommender = recprune.Recommender.from_training(prepared, out / "training")
@@ -111,7 +111,7 @@ def _recommend(
 ) -> None:
     ids, offsets, test = prepared.item_ids, prepared.offsets, prepared.test
     left = offsets[test.users.astype(np.int64) + 1] - test.ends
-    busy = np.flatnonzero(left >= 40)  # of whom much is to be seen afterwards
+    busy = np.flatnonzero(left >= 40)  # purchases after the cut, to compare with
     chosen = busy[np.linspace(0, len(busy) - 1, HOUSEHOLDS + 2).astype(int)[1:-1]]
     for at in chosen:
         user = int(test.users[at])
@@ -138,7 +138,7 @@ def _search(prepared: recprune.Prepared, recommender: recprune.Recommender) -> N
     embeddings = recommender.encoder.encode(histories)
     expected = recommender.index.search(embeddings, 10, method="pqtopk")
     rows = []
-    for method in ("pqtopk", "recjpqprune", "scan", "auto"):
+    for method in ("pqtopk", "recjpqprune", "scan", "auto"):  # from exhaustive to our default
         top = recommender.index.search(embeddings, 10, method=method)
         same = np.array_equal(top.ids, expected.ids) and np.array_equal(top.scores, expected.scores)
         rows.append(

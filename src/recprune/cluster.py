@@ -1,6 +1,6 @@
 """Being connected to a Ray cluster: one that is running, or one of this machine for the while.
 
-Every node needs the same recprune, and whatever folders it is told of under the same paths.
+Every node needs the same recprune, and the folders that are named to it under the same paths.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from recprune.types import InputError, Progress, RecpruneError, needs_extra
 
 _CONNECT_SECONDS = 3.0
 _END_SECONDS = 20.0  # for a cluster of this machine to end
-_BUSY_SECONDS = 5.0  # without a free CPU, until somebody is told
-_GLANCE = 0.2  # seconds between two looks at the CPUs
+_BUSY_SECONDS = 5.0  # without a free CPU, until that is reported
+_POLL_SECONDS = 0.2  # between two looks at the CPUs
 
 
 @dataclass
 class _Connection:
-    """What this process has made of Ray's one connection to a process."""
+    """Ray's one connection of this process, where it was made here."""
 
     driver: str | None
     users: int = 0
 
 
-# Reentrant: whoever is collected as garbage may let go while the same thread connects.
+# Reentrant: garbage collection may end a user of the connection while the same thread connects.
 _lock = threading.RLock()
 _ours: _Connection | None = None
 
@@ -50,7 +50,7 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[None]:
     """
     if address not in ("auto", "local"):
         check_reachable(address)
-    # Nobody asked that anything be sent anywhere. Ray reads this when it is imported.
+    # No usage statistics, unless the environment asks for them. Ray reads this when imported.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with needs_extra("ray"):
         import ray
@@ -83,14 +83,14 @@ def _leave_connection(ray: Any, connection: _Connection | None) -> None:
         connection.users -= 1
         if not connection.users and connection is _ours:
             _ours = None
-            if connection.driver == driver_id():  # nobody else has closed it, and made another
+            if connection.driver == driver_id():  # still the one that was made here
                 ray.shutdown()
 
 
 def driver_id() -> str | None:
-    """Return what tells this connection to a cluster from all others; None without one.
+    """Return the id of this connection to a cluster; None without one.
 
-    Ray connects by itself to whatever it finds when it is asked anything else.
+    Asked anything else, Ray would connect by itself to whatever it finds.
     """
     import ray
 
@@ -113,7 +113,7 @@ def _init(ray: Any, address: str, num_cpus: int | None) -> None:
 
 @contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Let whoever has decided what a request to stop does keep that; Ray puts its own there."""
+    """Keep the handler of SIGTERM, which Ray replaces by its own."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if callable(before) and threading.current_thread() is threading.main_thread():
@@ -137,7 +137,7 @@ def say_if_busy(progress: Progress) -> None:
         if time.monotonic() > begun + _BUSY_SECONDS:
             progress("all CPUs of the cluster are taken: waiting until one is free")
             return
-        time.sleep(_GLANCE)
+        time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
@@ -149,27 +149,27 @@ def local_cluster(num_cpus: int) -> Iterator[str]:
     with needs_extra("ray"):
         if find_spec("ray") is None:
             raise ModuleNotFoundError(name="ray")
-    keeper = subprocess.Popen(  # noqa: S603
+    owner = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "recprune.cluster", str(num_cpus)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is meant for whoever uses the cluster
+        start_new_session=True,  # Ctrl-C is for the process that uses the cluster
     )
     try:
-        address = keeper.stdout.readline().strip() if keeper.stdout is not None else ""
+        address = owner.stdout.readline().strip() if owner.stdout is not None else ""
         if not address:
             raise InputError("no Ray cluster could be started on this machine")
         yield address
     finally:
         try:
-            keeper.communicate(timeout=_END_SECONDS)  # closes its input, which ends it
+            owner.communicate(timeout=_END_SECONDS)  # closes its input, which ends it
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait()
+            owner.kill()
+            owner.wait()
 
 
-def _keep_local_cluster(num_cpus: int) -> None:
+def _run_local_cluster(num_cpus: int) -> None:
     """Start a cluster, say where it is, and end it when the input ends."""
     with connected("local", num_cpus):
         import ray
@@ -192,6 +192,6 @@ def check_reachable(address: str) -> None:
 
 if __name__ == "__main__":
     try:
-        _keep_local_cluster(int(sys.argv[1]))
+        _run_local_cluster(int(sys.argv[1]))
     except RecpruneError as problem:
         sys.exit(str(problem))

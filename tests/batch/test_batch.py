@@ -36,7 +36,7 @@ ROWS, ROWS_PER_PART = 3_000, 20
 PARTS = ROWS // ROWS_PER_PART
 History = list[str | None] | None
 
-# Rows without a history to go by, or with something in it that is nobody's id.
+# Rows without a known item in their history, or with something in it that is no id.
 POISONED: dict[int, History] = {
     0: None,
     1: [],
@@ -223,7 +223,7 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         assert found.column("items").to_pylist() == expected.items
 
 
-def test_nobody_gets_nothing_and_a_manifest(work: Work, tmp_path: Path) -> None:
+def test_without_users_there_is_a_manifest_alone(work: Work, tmp_path: Path) -> None:
     write_histories(tmp_path / "in.parquet", 0, [])
     words = [work.saved, "--histories", tmp_path / "in.parquet", "--out", tmp_path / "out"]
     done = run([*CLI, "batch", *map(str, words)])
@@ -324,7 +324,7 @@ def test_a_stopped_run_goes_on(work: Work, tmp_path: Path, how: signal.Signals) 
     process = start_and_wait(work.command(out), out, 5)
     below = descendants(process.pid)
     if how == signal.SIGINT:
-        os.killpg(process.pid, how)  # as a terminal does: everybody gets it
+        os.killpg(process.pid, how)  # as a terminal does, to all processes
     else:
         process.send_signal(how)
     _, said = process.communicate(timeout=30)
@@ -422,25 +422,27 @@ def test_no_file_of_a_folder_is_left_out_without_a_word(work: Work, tmp_path: Pa
     assert said == [f"{tmp_path}: 2 files are not named *.parquet: not read"]
     below = tmp_path / "day=2" / "hour=3" / "c.parquet"
     below.parent.mkdir(parents=True)
-    assert make_plan(work.saved, tmp_path).num_rows == 1, "a folder without histories is nobody's"
+    assert make_plan(work.saved, tmp_path).num_rows == 1, (
+        "a folder without Parquet files is left out"
+    )
     write_histories(below, 0, [["a"]])
     with pytest.raises(InputError, match=f"{below}: in a folder below {tmp_path}, of which only"):
         make_plan(work.saved, tmp_path)
 
 
-def test_deaths_are_counted_from_the_last_finished_part(
+def test_crashes_are_counted_from_the_last_finished_part(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(work.saved, work.source, BatchSettings(rows_per_part=300))
     calls = []
 
-    def one_part_and_then_death(*given: Any) -> Iterator[PartReport]:
+    def one_part_and_then_a_crash(*given: Any) -> Iterator[PartReport]:
         calls.append(given[2])
         yield PartReport(given[2][0], 300, 0, 1, "", {})
         if len(given[2]) > 1:
             raise BrokenProcessPool
 
-    monkeypatch.setattr("recprune.batch.in_processes._write_in_one_pool", one_part_and_then_death)
+    monkeypatch.setattr("recprune.batch.in_processes._write_in_one_pool", one_part_and_then_a_crash)
     reports = write_parts_in_processes(plan, tmp_path, range(plan.num_parts), 1)
     assert [report.part for report in reports] == list(range(10))
     assert len(calls) == 10

@@ -111,7 +111,7 @@ def test_the_same_command_goes_on_after_a_killed_driver(
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
     names = ("_answer_part", "IDLE")
-    wait_until(lambda: not any(map(cluster.workers, names)), "nobody writes any more")
+    wait_until(lambda: not any(map(cluster.workers, names)), "no worker writes any more")
     before = parts_in(out)
     assert 5 <= len(before) < PARTS
     assert not (out / MANIFEST).exists()
@@ -198,7 +198,7 @@ def test_an_interrupted_run_says_so_and_ends_the_cluster_it_started(
 def test_an_unreachable_cluster_is_an_error_within_seconds(work: Work, tmp_path: Path) -> None:
     plan = make_plan(work.saved, work.source)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         begun = time.monotonic()
         with pytest.raises(InputError, match=f"no Ray cluster at {address}: .*refused"):

@@ -528,7 +528,7 @@ def test_unsafe_searches_report_what_they_lose(workload: Workload) -> None:
         (entry["method"], entry["kind"], entry["value"]): entry for entry in figures["entries"]
     }
     assert len(entries) == 8
-    assert (figures["users"], figures["hits"]) == (50, 50), "everybody's target is their best item"
+    assert (figures["users"], figures["hits"]) == (50, 50), "every user's target is their best item"
     whole = [
         ("recjpqprune", "exact", None),
         ("auto", "exact", None),
@@ -547,13 +547,13 @@ def test_unsafe_searches_report_what_they_lose(workload: Workload) -> None:
     assert inflated[1]["recall"] < inflated[0]["recall"]
     assert inflated[1]["proven"] < inflated[0]["same"]
     assert all(entry["proven"] <= entry["same"] for entry in figures["entries"])
-    told = entries["recjpqprune", "max_steps", 1]
+    entry = entries["recjpqprune", "max_steps", 1]
     users = workload.sequence_embeddings[:50]
     found = workload.index.search(users, 10, method=RecJPQPrune(max_steps=1))
-    assert told["recall"] == recall(found.ids, workload.index.search(users, 10).ids)
-    # Exact answers have an NDCG@10 of 1 for everybody: what is left of it is the lower end.
+    assert entry["recall"] == recall(found.ids, workload.index.search(users, 10).ids)
+    # Exact answers have an NDCG@10 of 1 for every user: what is left of it is the lower end.
     assert entries["auto", "exact", None]["margin_low"] == pytest.approx(0.01)
-    assert told["margin_low"] < told["ndcg"] - 0.99 < 0
+    assert entry["margin_low"] < entry["ndcg"] - 0.99 < 0
 
 
 def entry(

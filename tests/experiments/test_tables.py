@@ -176,7 +176,7 @@ def appendix_section(**changes: Json | int) -> Section:
 
 def test_a_training_that_ran_out_of_time_is_said_to_have() -> None:
     ended = "41 epochs (ended by a time limit, before early stopping could act)"
-    assert ended in words_of(appendix_section()), "a record of old does not tell the best epoch"
+    assert ended in words_of(appendix_section()), "an older record lacks the best epoch"
     assert ended in words_of(appendix_section(best_epoch=20))
     for changes in ({"epochs": 90, "best_epoch": 40}, {"epochs": 200, "best_epoch": 199}):
         words = words_of(appendix_section(**changes))

@@ -22,7 +22,7 @@ from recprune.batch.plan import BatchPlan
 from recprune.search.methods import native_settings
 from recprune.types import RecpruneError
 
-_DEATHS = 5  # of worker processes without a finished part between, until it is no accident
+_MAX_CRASHES = 5  # of worker processes in a row, without a finished part between
 
 
 def write_parts_in_processes(
@@ -30,18 +30,18 @@ def write_parts_in_processes(
 ) -> Iterator[PartReport]:
     """Answer parts in worker processes; yield each report as soon as its part is in place."""
     left = set(parts)
-    deaths = 0
-    while deaths < _DEATHS:
+    crashes = 0
+    while crashes < _MAX_CRASHES:
         try:
             for report in _write_in_one_pool(plan, out, sorted(left), workers):
                 left.discard(report.part)
-                deaths = 0
+                crashes = 0
                 yield report
             return
         except BrokenProcessPool:
-            deaths += 1  # on with new processes, and the parts that are still missing
+            crashes += 1  # on with new processes, and the parts that are still missing
     raise RecpruneError(
-        f"worker processes were killed {_DEATHS} times in a row, with {len(left)} parts to go "
+        f"worker processes were killed {_MAX_CRASHES} times in a row, with {len(left)} parts to go "
         "(is there enough memory for all workers?); the same command goes on"
     )
 
@@ -50,29 +50,29 @@ def _write_in_one_pool(
     plan: BatchPlan, out: str | Path, parts: Sequence[int], workers: int
 ) -> Iterator[PartReport]:
     context = multiprocessing.get_context("spawn")
-    # Workers end themselves when our end closes: after an error, Ctrl-C, or our own death.
-    leash, hold = context.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(workers, context, _start_worker, (plan, str(out), leash))
+    # Workers exit when our end closes: after an error, Ctrl-C, or when this process is killed.
+    workers_end, our_end = context.Pipe(duplex=False)
+    executor = ProcessPoolExecutor(workers, context, _start_worker, (plan, str(out), workers_end))
     waiting = iter(parts)
     try:
         running = _submitted(executor, islice(waiting, 2 * workers))
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            # What has succeeded first: it is not to be done again if another was killed.
+            # Successes first: they must not be made again because another worker was killed.
             for future in sorted(done, key=lambda future: future.exception() is not None):
                 yield future.result()
             running |= _submitted(executor, islice(waiting, len(done)))
     except BaseException:
-        hold.close()
+        our_end.close()
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
-        hold.close()
-        leash.close()
+        our_end.close()
+        workers_end.close()
 
 
 def _submitted(executor: ProcessPoolExecutor, parts: Iterator[int]) -> set[Future[PartReport]]:
-    """Hand parts out. Processes that this starts never see Ctrl-C, which is for us to act on."""
+    """Submit parts. Processes that this starts never see Ctrl-C, which this process acts on."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return {executor.submit(_work, part) for part in parts}
@@ -81,7 +81,7 @@ def _submitted(executor: ProcessPoolExecutor, parts: Iterator[int]) -> set[Futur
 
 
 class _WorkerState:
-    """What a worker process has been told, and what it has loaded."""
+    """What a worker process was given, and what it has loaded."""
 
     given: tuple[BatchPlan, str]
     writer: PartWriter | None = None
@@ -93,18 +93,18 @@ class _WorkerState:
         native_settings.cache_clear()
 
 
-def _start_worker(plan: BatchPlan, out: str, leash: Connection) -> None:
+def _start_worker(plan: BatchPlan, out: str, pipe: Connection) -> None:
     _WorkerState.given = (plan, out)
     atexit.register(_WorkerState.release)
-    threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(pipe,), daemon=True).start()
 
 
-def _end_with(leash: Connection) -> None:
-    leash.poll(None)  # nothing is ever sent: this returns when the other end is closed
+def _exit_when_closed(pipe: Connection) -> None:
+    pipe.poll(None)  # nothing is ever sent: this returns when the other end is closed
     os._exit(1)
 
 
 def _work(part: int) -> PartReport:
-    if _WorkerState.writer is None:  # here, where an error has a way back
+    if _WorkerState.writer is None:  # here, where an error reaches the caller
         _WorkerState.writer = PartWriter(*_WorkerState.given)
     return _WorkerState.writer.write(part)

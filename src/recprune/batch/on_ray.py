@@ -1,7 +1,7 @@
 """The parts of a batch answered by processes of a Ray cluster, through Ray Data.
 
-Ray has the parts of a process that dies, or of a node that is lost, done again by others. A part is
-put in place in one step, so what is done twice is there once.
+Ray repeats the parts of a process that dies, or of a node that is lost. A part is put in place in
+one step, so one that is made twice is there once.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def write_parts_on_ray(
         try:
             say_if_busy(progress)
             for row in _answered(plan, out, parts, workers).iter_rows():
-                said = json.loads(row["report"])
-                if "error" in said:
-                    raise RecpruneError(said["error"])
-                yield PartReport(**said)
+                report = json.loads(row["report"])
+                if "error" in report:
+                    raise RecpruneError(report["error"])
+                yield PartReport(**report)
         except (
             ray.exceptions.RayError,
             ray.data.exceptions.ExecutionTimeoutError,
@@ -71,10 +71,10 @@ def _answered(
     context.print_on_execution_start = False
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     size = workers or max(1, int(resources.get("CPU", 1)))
-    # One row a block: a part is what is handed out, and what is done again.
+    # One row a block: Ray hands out, and repeats, one part at a time.
     rows = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     return rows.map(
-        cast(Any, _answer_part),  # Ray's own hint knows functions of a row only
+        cast(Any, _answer_part),  # Ray's annotation allows functions of a row only
         fn_args=(plan, os.path.realpath(out)),
         compute=ray.data.TaskPoolStrategy(size=min(size, len(parts))),
         num_cpus=1,
@@ -93,7 +93,7 @@ def _answer_part(row: dict[str, Any], plan: BatchPlan, out: str) -> dict[str, An
     try:
         if _RayWorkerState.writer is None or _RayWorkerState.given != (plan, out):
             _RayWorkerState.given, _RayWorkerState.writer = (plan, out), PartWriter(plan, out)
-        said = asdict(_RayWorkerState.writer.write(int(row["part"])))
+        report = asdict(_RayWorkerState.writer.write(int(row["part"])))
     except RecpruneError as error:
-        said = {"error": f"on {socket.gethostname()}: {error}"}
-    return {"report": json.dumps(said)}
+        report = {"error": f"on {socket.gethostname()}: {error}"}
+    return {"report": json.dumps(report)}

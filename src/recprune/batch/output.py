@@ -1,4 +1,4 @@
-"""The folder that a batch is written to: whose it is, what is finished in it, the manifest last.
+"""The folder that a batch is written to: its plan first, finished parts, the manifest last.
 
 A part that is there under its own name, with the bytes that it was written with, is finished. So a
 run that was killed goes on with the others, whichever engine makes them.
@@ -37,8 +37,8 @@ def run_batch(
 ) -> list[PartReport]:
     """Make what is missing of the output, the manifest last; return the reports of all parts.
 
-    `on_part` hears of every part, and whether it was made now or found; `progress` of those that
-    are there, but not as they were written.
+    `on_part` is called with every part and whether it was made now or found, `progress` with those
+    that are there, but not as they were written.
     """
     with opened_output(plan, out, progress) as finished:
         reports = list(finished.values())
@@ -50,7 +50,7 @@ def run_batch(
             reports.append(report)
         reports.sort(key=lambda report: report.part)
         write_manifest(plan, Path(out), reports)
-        for unused in (".part-*", "..part-*"):  # the checksums too: the manifest has them now
+        for unused in (".part-*", "..part-*"):  # checksums too, which the manifest has now
             _remove_leftovers(Path(out), unused)
     return reports
 
@@ -59,7 +59,7 @@ def run_batch(
 def opened_output(
     plan: BatchPlan, out: str | Path, progress: Progress = no_progress
 ) -> Iterator[dict[int, PartReport]]:
-    """Claim a folder for a plan; give the parts that are finished already, on disk and whole.
+    """Claim a folder for a plan; yield the parts that are finished already, on disk and whole.
 
     A folder that belongs to another plan, or to anything else, is refused and left as it is.
     """
@@ -80,7 +80,7 @@ def opened_output(
 
 
 def _finished_parts(plan: BatchPlan, folder: Path, progress: Progress) -> dict[int, PartReport]:
-    """Return the parts that are on disk as they were written, and say which others are there."""
+    """Return the parts that are on disk as they were written, and report the others there."""
     known = _manifest_checksums(plan, folder)
     finished = {}
     for part in range(plan.num_parts):
@@ -94,7 +94,7 @@ def _finished_parts(plan: BatchPlan, folder: Path, progress: Progress) -> dict[i
 
 
 def _manifest_checksums(plan: BatchPlan, folder: Path) -> dict[str, str]:
-    """Return the checksums of all parts by the manifest; none where there is none to be trusted."""
+    """Return the checksums of all parts by the manifest; none without a whole one of this plan."""
     try:
         manifest = read_manifest(folder)
         if manifest["plan"] != json_checksum(plan.to_json()):
@@ -105,7 +105,7 @@ def _manifest_checksums(plan: BatchPlan, folder: Path) -> dict[str, str]:
 
 
 def _remove_leftovers(folder: Path, pattern: str) -> None:
-    """Remove what workers that were killed had begun to write, or what has had its use."""
+    """Remove what killed workers had begun to write, or what is no longer needed."""
     for leftover in folder.glob(pattern):
         leftover.unlink(missing_ok=True)
 
@@ -145,7 +145,7 @@ def _claim(folder: Path, plan: BatchPlan) -> None:
 
 
 def write_manifest(plan: BatchPlan, folder: Path, reports: Sequence[PartReport]) -> None:
-    """Say that everything is there, after looking whether it is."""
+    """Write the manifest, after checking that all parts are there."""
     missing = set(range(plan.num_parts)) - {report.part for report in reports}
     if missing:
         raise StorageError(f"{folder}: {part_name(min(missing))} is missing")

@@ -1,6 +1,7 @@
 """One part of a batch: its rows are read a few at a time, answered, and put in place as one file.
 
-A row without any history to go by gets the most popular items, as from `Recommender.recommend`.
+A row without a known item in its history gets the most popular ones, as from
+`Recommender.recommend`.
 """
 
 from __future__ import annotations
@@ -40,24 +41,23 @@ class PartReport:
 
     part: int
     rows: int
-    by_popularity: int  # rows that had nothing to go by
+    by_popularity: int  # rows without an item of the catalogue in their history
     bytes: int
     sha256: str
     seconds: dict[str, float]  # in each stage: ids, encode, search, io
 
 
 def part_name(part: int) -> str:
-    """Return the name of a part's file."""
     return f"part-{part:05}.parquet"
 
 
 def note_name(part: int) -> str:
-    """Return the name of the file that has a part's checksum, until the manifest has them all."""
+    """Return the name of the file with a part's checksum, kept until the manifest has them all."""
     return f".part-{part:05}.json"
 
 
 def noted_sha256(folder: Path, part: int) -> str | None:
-    """Return the checksum that a part was written with, if it was."""
+    """Return the checksum that a part was written with; None if there is none."""
     try:
         return str(json.loads((folder / note_name(part)).read_text(encoding="utf-8"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -85,7 +85,7 @@ def finished_part(
 
 
 class PartWriter:
-    """Answers parts. Loads the recommender once; one for each process."""
+    """Answers parts. Loads the recommender once for each process."""
 
     def __init__(self, plan: BatchPlan, out: str | Path) -> None:
         self._plan = plan
@@ -138,7 +138,7 @@ class PartWriter:
 def _as_rows(users: pa.Array, found: Recommendations, integers: bool) -> pa.RecordBatch:
     import pyarrow as pa
 
-    # The most popular items are what they are: nothing is missing from that answer.
+    # An answer by popularity is exact: no search has left anything out.
     exact = np.ones(len(users), np.bool_)
     if found.stats is not None:
         exact[~found.by_popularity] = found.stats.exact
@@ -213,7 +213,7 @@ class _Reader:
 
 
 def _as_lists(histories: pa.Array) -> list[list[ExternalId]]:
-    """Return histories as lists; none for null. A null, or half a character, is nobody's id."""
+    """Return histories as lists, empty for null. A null, or half a character, is no item's id."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -48,7 +48,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A Parquet file, and by what to notice that it has become another one."""
+    """A Parquet file, and what changes if it is replaced by another one."""
 
     path: str
     bytes: int
@@ -88,7 +88,7 @@ class BatchPlan:
 
     @property
     def num_rows(self) -> int:
-        """Users, one a row."""
+        """Rows of all files: one for each user."""
         return self._starts[-1]
 
     @property
@@ -97,7 +97,6 @@ class BatchPlan:
         return -(-self.num_rows // self.settings.rows_per_part)
 
     def rows_of(self, part: int) -> int:
-        """Return how many rows a part has."""
         first = part * self.settings.rows_per_part
         return min(self.settings.rows_per_part, self.num_rows - first)
 
@@ -136,7 +135,7 @@ def make_plan(
 ) -> BatchPlan:
     """Look at the recommender and at the metadata of the histories, and divide the work.
 
-    `progress` hears of files that are not read.
+    `progress` is called with files that are not read.
     """
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
@@ -162,12 +161,12 @@ def recommender_checksum(folder: str | Path) -> str:
 
 
 def _parquet_files(source: Path, progress: Progress) -> list[Path]:
-    """Return the files that are meant; nobody's histories are left out without a word."""
+    """Return the Parquet files to read; refuse, or report, what else may hold histories."""
     if not source.is_dir():
         if not source.exists():
             raise InputError(f"{source}: no such file or folder")
         return [source]
-    # Names with a dot or an underscore in front are what others write while they work.
+    # Names that begin with a dot or an underscore are of files that are still being written.
     entries = sorted(path for path in source.iterdir() if not path.name.startswith((".", "_")))
     for folder in filter(Path.is_dir, entries):
         below = next(folder.rglob("*.parquet"), None)

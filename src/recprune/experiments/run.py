@@ -26,8 +26,6 @@ from recprune.types import InputError, Progress, StorageError, no_progress
 
 _PARTS = "parts.txt"  # lies among the records, and names all that there should be
 TITLE = "Results: the paper reproduced, and what came after"
-
-
 _LOAD = (
     "Load: processes that wanted to run, on average, at the end of a part; one is the measurement."
 )
@@ -60,14 +58,14 @@ def run_experiments(
     setup: Setup,
     records: Path,
     progress: Progress,
-    tell: Progress = no_progress,
+    announce: Progress = no_progress,
 ) -> Outcome:
     """Run every part that has no record yet; those recorded with the same settings are kept.
 
-    `progress` hears of every step, `tell` of every part that is done.
+    `progress` is called with every step, `announce` with every part that is done.
     """
     work = [(experiment, part) for experiment in experiments for part in experiment.parts(setup)]
-    _plan_parts(records, experiments, [_file_name(*entry) for entry in work])
+    _note_parts(records, experiments, [_file_name(*entry) for entry in work])
     kept = [record for entry in work if (record := _recorded(records, *entry)) is not None]
     done = {record.file_name for record in kept}
     left = [entry for entry in work if _file_name(*entry) not in done]
@@ -87,7 +85,7 @@ def run_experiments(
         minutes_done += part.minutes
         minutes_left -= part.minutes
         to_go = (time.monotonic() - begun) / minutes_done * minutes_left / 60
-        tell(
+        announce(
             f"{experiment.name} {part.name}: {time.monotonic() - started:.0f} s, "
             f"{number} of {len(left)}, about {to_go:.0f} min to go"
         )
@@ -102,7 +100,7 @@ def missing_records(records: Path) -> list[str]:
     return [name for name in names if not (records / name).exists()]
 
 
-def _plan_parts(records: Path, experiments: Sequence[Experiment], names: Sequence[str]) -> None:
+def _note_parts(records: Path, experiments: Sequence[Experiment], names: Sequence[str]) -> None:
     """Note what these experiments will write, beside what others were to write."""
     path, own = records / _PARTS, {experiment.name for experiment in experiments}
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -126,7 +124,7 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
         for experiment in EXPERIMENTS
         if (own := records_of(ordered, experiment.name))
     ]
-    sections.insert(0, introduction(ordered))  # last made: by now all records are known to be whole
+    sections.insert(0, introduction(ordered))  # made last: by now all records are known to be whole
     sections.append(_machines(records))
     write_markdown(TITLE, sections, markdown, pictures)
     write_html(TITLE, sections, html)

@@ -313,11 +313,11 @@ def test_what_is_installed_is_available() -> None:
 def test_a_missing_library_is_a_sentence() -> None:
     @dataclasses.dataclass(frozen=True)
     class Absent(FaissPQ):
-        package: ClassVar[str] = "a_library_that_nobody_has"
+        package: ClassVar[str] = "a_library_that_is_not_there"
 
     reason = why_not(Absent(), model().shape, PLENTY)
     assert reason == (
-        "a_library_that_nobody_has is not installed: pip install a_library_that_nobody_has"
+        "a_library_that_is_not_there is not installed: pip install a_library_that_is_not_there"
     )
     with pytest.raises(MissingExtraError, match=reason):
         build(Absent(), model(), PLENTY)

@@ -15,7 +15,7 @@ from recprune.experiments.report.document import Block, Section, Text
 from recprune.types import Json, Progress
 
 # What an experiment works on: prepared logs, the paper's three models, SASRec with a full table,
-# test users encoded by the three, and models trained to be pruned. What nobody needs is not made.
+# test users encoded by the three, and models trained to be pruned. Only what is needed is made.
 Need: TypeAlias = Literal["log", "models", "full", "workloads", "variants"]
 
 MODEL_NAMES = {
@@ -50,13 +50,13 @@ class Setup:
     seed: int = 0
 
     def sized(self, full: int, quick: int) -> int:
-        """Return how many of something there are: in a full run, and in a quick one."""
+        """Return a count: `quick` in a quick run, else `full`."""
         return quick if self.quick else full
 
 
 @dataclass(frozen=True)
 class ExperimentPart:
-    """A piece of work that is done whole or not at all."""
+    """A piece of an experiment that is run whole or not at all, and becomes one record."""
 
     name: str
     settings: Json  # all that its figures depend on, but for the machine
@@ -113,5 +113,4 @@ def where_measured(record: Record) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return how a model is called in a table."""
     return MODEL_NAMES.get(model, model)

@@ -48,7 +48,7 @@ _UNFINISHED = "unfinished"  # lies beside a model whose training must go on
 
 @dataclass(frozen=True)
 class NamedLog:
-    """A log that a person named."""
+    """A log as the command line names it."""
 
     name: str
     path: Path | None  # None: it has been prepared already

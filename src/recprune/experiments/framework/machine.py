@@ -39,17 +39,16 @@ def machine() -> Json:
 
 
 def memory_bytes() -> int:
-    """Return how much memory the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def free_bytes() -> int:
-    """Return how much of it can be had now."""
+    """Return how much memory can be had now."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _cached_bytes()
 
 
 def _cached_bytes() -> int:
-    """Return what the system would give back: files that it keeps in memory."""
+    """Return what the system would give back: its cache of files."""
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Cached:"))

@@ -27,7 +27,6 @@ class Record:
 
     @property
     def file_name(self) -> str:
-        """The name of its file."""
         return f"{self.experiment}.{self.part}.json"
 
     @property
@@ -85,5 +84,4 @@ def by_log(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def records_of(records: Sequence[Record], experiment: str) -> list[Record]:
-    """Return the records of one experiment."""
     return [record for record in records if record.experiment == experiment]

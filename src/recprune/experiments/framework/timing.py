@@ -1,4 +1,4 @@
-"""Methods take turns: all meet the same moods of the machine, so their ratios can be trusted."""
+"""Methods take turns: what slows the machine down slows all of them, and ratios can be trusted."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from recprune.types import (
     random_generator,
 )
 
-# The ids [k], their scores [k] and the native record: peers tell the ids alone.
+# The ids [k], their scores [k] and the native record: peers return the ids alone.
 Answer: TypeAlias = tuple[Int64Array, Float32Array | None, NDArray[Any] | None]
 Search: TypeAlias = Callable[[Float32Array, int], Answer]  # of a sequence embedding [d], and k
-COMPARED = "ids and score bits"  # by `agreement`: part of the settings of what says so
+COMPARED = "ids and score bits"  # by `agreement`; part of the settings where it is used
 NEARLY = 1.05  # times this far apart count as the same
-# Of how many queries a percentile means something: five must lie beyond it.
+# Queries from which on a percentile means something: five must lie beyond it.
 _LEAST = {"p50_us": 1, "p95_us": 100, "p99_us": 500}
 
 
@@ -63,7 +63,7 @@ class Timed:
 
 
 def milliseconds(entry: Json, name: str, digits: int = 3) -> str:
-    """Write a percentile of a summary for a table; nothing where too few queries tell it."""
+    """Write a percentile of a summary for a table; empty where it rests on too few queries."""
     if entry["queries"] < _LEAST[name]:
         return ""
     return f"{entry[name] / 1000:,.{digits}f}"
@@ -86,7 +86,7 @@ def agreement(timed: Mapping[str, Timed]) -> Json:
 
 
 def agreement_in_words(agreed: Json | None) -> str:
-    """Say on how many queries methods agreed; nothing of records that do not tell."""
+    """Say on how many queries methods agreed; nothing for records without that figure."""
     if not agreed:
         return ""
     most = max(agreed.values())
@@ -123,7 +123,6 @@ def index_search(index: Index, method: str | Method) -> Search:
 
 
 def peer_search(peer: Peer) -> Search:
-    """Return the search of a peer."""
     return lambda query, k: (peer.search(query, k), None, None)
 
 

@@ -48,7 +48,6 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return f"{self.log}-{self.model}"
 
     @cached_property
@@ -57,7 +56,7 @@ class Workload:
         return Index.build(self.codes, self.sub_item_embeddings, threads=2)
 
     def describe(self) -> Json:
-        """Return with what the figures of its searches begin."""
+        """Return the figures that every experiment with its searches records."""
         return {
             "log": self.log,
             "model": self.model,
@@ -66,7 +65,7 @@ class Workload:
         }
 
     def checksum(self) -> str:
-        """Return what changes when anything that is searched changes."""
+        """Return a checksum of all that is searched."""
         total = hashlib.sha256()
         for name in _ARRAYS:
             total.update(np.ascontiguousarray(getattr(self, name)).data)
@@ -79,7 +78,6 @@ class Workload:
         return float(user_values(ranked, ["NDCG@10"])["NDCG@10"].mean())
 
     def save(self, folder: str | Path) -> None:
-        """Write it as a folder."""
         settings = {"log": self.log, "model": self.model, "training": self.settings}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         save_folder(folder, Saved(_KIND, _VERSION, settings, arrays))

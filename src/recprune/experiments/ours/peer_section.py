@@ -22,10 +22,9 @@ _RECALL_TICKS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
 def peer_blocks(record: Record) -> list[Block]:
-    """Return the words, pictures and tables on the peers of one log."""
     figures = record.figures
     log = figures["log"]
-    # Ours first, then what is exact too; what is approximate by library, as it was built.
+    # Ours first, then other exact ones; approximate ones by library, as they were built.
     entries = sorted(
         figures["peers"], key=lambda entry: (entry["family"] != OWN_FAMILY, not entry["exact"])
     )
@@ -111,7 +110,7 @@ def _ndcg_picture(entries: Sequence[Json], log: str) -> list[Block]:
 
 def _recall_picture(entries: Sequence[Json]) -> str:
     """Draw time against recall, spread where it crowds: by the logarithm of what is missing."""
-    # The scale goes as far as the approximate ones do; what misses nothing stands beyond.
+    # The scale goes as far as the approximate ones do; a recall of 1 stands beyond.
     missing = [1 - entry["recall"] for entry in entries if entry["recall"] < 1]
     finest = float(-np.log10(min(missing))) if missing else 1.0
     whole = finest + 0.4
@@ -191,7 +190,7 @@ def _users(entries: Sequence[Json]) -> str:
 
 
 def _ended(not_tried: Mapping[str, int] | None) -> str:
-    """Say which settings were not tried, and why: records that do not tell tried all they had."""
+    """Say which settings were not tried, and why; nothing for records without that figure."""
     if not not_tried:
         return ""
     each = "; ".join(f"{family}: {count}" for family, count in not_tried.items())

@@ -33,9 +33,9 @@ _BUDGET_SHARE = 0.85  # of the machine's memory, for all that is alive at once
 _SECONDS = 20.0  # that the timed queries of one search may take, and its answers for recall again
 _FEWEST = 5  # queries, however slow a search is
 _ENOUGH = 0.99  # recall@10: a library's sweep ends with the first setting that has it
-_TRIED = 50  # users by whom that is told
-_TRIED_EXACT = 6  # users by whom it is told how long an exact search takes
-_YARDSTICK = "FAISS PQ"  # is exact: a sweep ends too with what takes longer
+_TRIED = 50  # users of the trial that decides this
+_TRIED_EXACT = 6  # users of the trial of an exact search, of which only the time counts
+_REFERENCE = "FAISS PQ"  # exact: a sweep also ends with the first setting that takes longer
 _FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")  # before the name of a file
 
 
@@ -169,7 +169,7 @@ def measure(
 def _build_peers(
     model: CodesAndVectors, budget: int, threads: int, progress: Progress
 ) -> tuple[list[_Contender], dict[str, str]]:
-    """Build the families that fit beside each other, the small ones first, and say why not others.
+    """Build the families that fit beside each other, the small ones first; say why others do not.
 
     All have to be alive at once to be timed in turns.
     """
@@ -187,7 +187,7 @@ def _build_peers(
         try:
             peers = families.build(key, model, budget, threads=threads)
         except (RecpruneError, ImportError, MemoryError, RuntimeError) as error:
-            # Others' libraries: what stops one of them must not stop the whole comparison.
+            # An error of one library must not end the whole comparison.
             left_out[key] = f"could not be built: {_FOLDERS.sub('', str(error))}"
             continue
         built += [
@@ -228,7 +228,7 @@ def _sweep(
         seconds[name], ids = _tried(contender.search, queries)
         if contender.exact:
             continue
-        too_slow = _YARDSTICK in seconds and seconds[name] > seconds[_YARDSTICK]
+        too_slow = _REFERENCE in seconds and seconds[name] > seconds[_REFERENCE]
         if too_slow or recall(ids, exact) >= _ENOUGH:
             not_tried[contender.family] = 0
     return seconds, {family: count for family, count in not_tried.items() if count}
@@ -237,7 +237,7 @@ def _sweep(
 def _tried(search: Search, queries: Float32Array) -> tuple[float, Int64Array]:
     """Return about how long a search takes, and what it finds.
 
-    What was just built is slow until its memory is warm: the median forgets that.
+    The first queries, while caches are cold, are slow: the median leaves them out.
     """
     seconds, ids = [], []
     for query in queries:

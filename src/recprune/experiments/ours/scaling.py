@@ -40,11 +40,11 @@ _BYTES_PER_ITEM = 80  # codes, index, and what building it takes for a while
 _METHODS = ("auto", "scan", "pqtopk", "recjpqprune", "default")
 PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what readers call them
 _SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}  # these get fewer queries
-# What streams through gigabytes leaves the caches empty: over 100 M items, the next method takes so
-# many queries to be as fast as it is when it runs alone.
+# Untimed queries. A method that streams through gigabytes empties the caches: over 100 M items, the
+# next one takes so many queries to be as fast as when it runs alone.
 _WARM = 10
 _SECONDS = 600.0  # that the queries of one method may take
-_HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are told apart
+_HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are distinguished
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
 
 
@@ -360,7 +360,7 @@ def _table(records: Sequence[Record], over: str, header: str) -> Table:
 
 
 def _share(count: float | None, items: int) -> str:
-    """Return a share of the items; an empty one where a peer does not tell."""
+    """Return a share of the items; empty for peers, which do not count them."""
     if count is None:
         return ""
     share = count / items

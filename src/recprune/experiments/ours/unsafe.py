@@ -166,7 +166,7 @@ def _ndcg_of_users(ids: Int64Array, targets: Int32Array) -> Float64Array:
 
 
 def cheapest(entries: Sequence[Json], method: str) -> Json:
-    """Return the fastest entry of a method that keeps NDCG@10 for sure.
+    """Return the fastest entry of a method that keeps NDCG@10, and not by chance.
 
     Exact search always does, and is returned unless another is faster by more than noise.
     """
@@ -176,12 +176,12 @@ def cheapest(entries: Sequence[Json], method: str) -> Json:
 
 
 def has_interval(figures: Json) -> bool:
-    """Whether a record tells what is kept with an interval; those of old do not."""
+    """Whether a record has an interval of what is kept; older ones do not."""
     return all("margin_low" in entry for entry in figures["entries"])
 
 
 def gains(figures: Json) -> list[float]:
-    """Return for each method how many times as fast its best sure setting is; 1: there is none."""
+    """Return for each method how many times as fast a setting that keeps NDCG@10 is; 1: none."""
     if not figures["hits"]:
         return []
     entries = figures["entries"]
@@ -200,7 +200,7 @@ def _keeps(entry: Json, exact: Json) -> bool:
     """Whether NDCG@10 is kept, and not by chance."""
     if "margin_low" in entry:
         return bool(entry["margin_low"] >= 0)
-    # Records of old have no interval, but two halves of the users: both must agree.
+    # Older records have no interval, but two halves of the users: both must agree.
     return all(
         own["ndcg"] >= _KEPT * other["ndcg"]
         for own, other in zip(entry["halves"], exact["halves"], strict=True)

@@ -42,7 +42,7 @@ from recprune.types import (
 )
 
 _BASELINES = "baselines"
-_USERS = 2048
+_USERS = 2048  # test users that are ranked
 _TIMED = 512  # histories that are encoded one by one
 
 
@@ -101,7 +101,6 @@ class Appendix:
 
 
 def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress: Progress) -> Json:
-    """Return the figures of one model."""
     prepared = Prepared.load(log.prepared)
     chosen = test_users(prepared, users)
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
@@ -246,7 +245,7 @@ def _blocks(log: str, records: Sequence[Record]) -> list[Block]:
 
 
 def _verdict(records: Sequence[Record]) -> str:
-    """Say whether the models beat what needs no model."""
+    """Say whether the models beat the baselines."""
     scores = {}
     for record in records:
         if record.figures["model"] == _BASELINES:
@@ -273,7 +272,7 @@ def _training(figures: Json) -> str:
 def _how_it_ended(figures: Json) -> str:
     """Say of a training that it ended before its settings would have ended it."""
     training, epochs = figures["settings"]["training"], figures["epochs"]
-    # Records of old do not tell the best epoch: patience cannot have run out in fewer epochs.
+    # Older records lack the best epoch: patience cannot have run out in fewer epochs.
     without_best = epochs - figures.get("best_epoch", 0)
     if epochs >= training["max_epochs"] or without_best >= training["patience"]:
         return ""

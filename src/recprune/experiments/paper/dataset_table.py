@@ -22,7 +22,7 @@ _PUBLISHED = {
     "Gowalla": ("86,168", "1,271,638", "6,397,903", "74.24"),
     "Tmall": ("473,376", "2,194,464", "34,850,828", "73.62"),
 }
-# What a prepared log does not know: it keeps neither times nor what was left out.
+# Not known of a prepared log, which has neither times nor what was left out.
 _OF_THE_LOG_ONLY = (
     "first_time",
     "last_time",
@@ -59,7 +59,7 @@ class DatasetTable:
         return [self._part(log) for log in setup.logs]
 
     def _part(self, log: LogFolder) -> ExperimentPart:
-        checksum = read_manifest(log.prepared, KIND)["sha256"]  # and with it those of all arrays
+        checksum = read_manifest(log.prepared, KIND)["sha256"]  # covers those of all arrays
         settings: Json = {"prepared": checksum[:16], "source": None}
         if log.source is not None:
             settings["source"] = {"name": log.source.name, "bytes": _size(log.source)}
@@ -107,7 +107,6 @@ class DatasetTable:
 
 
 def measure_log(log: LogFolder, progress: Progress) -> Json:
-    """Return the figures of one log."""
     prepared = Prepared.load(log.prepared)
     if log.source is not None:
         progress(f"reading {log.source.name}")

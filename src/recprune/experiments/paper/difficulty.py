@@ -1,7 +1,7 @@
-"""Pruning difficulty, section 7 of the paper as numbers: which users are slow, and what tells.
+"""Pruning difficulty, section 7 of the paper as numbers: which users are slow, and why.
 
 The paper compares the heat maps of a fast, an average and a slow user by eye. Here statistics of S
-are held against what the searches of many users cost.
+are correlated with what the searches of many users cost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COSTS = {
     "recjpqprune_us": "time, `recjpqprune`",
     "auto_us": "time, `auto`",
 }
-_WEAK = 0.5  # a correlation below this explains little
+_WEAK = 0.5  # a correlation below this predicts little
 
 
 class Difficulty:
@@ -96,7 +96,7 @@ class Difficulty:
 def measure(
     workload: Workload, num_users: int, heat_maps: bool, seed: int, progress: Progress
 ) -> Json:
-    """Search for many users, and hold what that costs against the shape of their S."""
+    """Search for many users, and correlate what that costs with the shape of their S."""
     index, users = workload.index, workload.sequence_embeddings[:num_users]
     searches: dict[str, Search] = {
         "recjpqprune": index_search(index, _METHOD),
@@ -107,7 +107,7 @@ def measure(
     else:
         progress("cells cannot be had for this index")
     blocks = -(-len(users) // 50)
-    block = -(-len(users) // blocks)  # all the same, so that nobody is left out
+    block = -(-len(users) // blocks)  # all of one size, so that no user is left out
     passes = [
         interleaved(searches, users, 10, seed=seed + number, block=block, progress=progress)
         for number in range(_PASSES)
@@ -248,7 +248,7 @@ def _in_words(best: str, figures: Sequence[Json]) -> str:
         "Of what S alone can tell, the items that `recjpqprune` scores go best with "
         f"**{STATISTICS[best].name}**, on average over models: {STATISTICS[best].words}. Its ρ "
         f"is {found('scored')} with them, and {found('auto_us')} with the time of `auto`. "
-        f"{_winners(figures)}"
+        f"{_best_of_each(figures)}"
     )
     if min(map(abs, values)) < _WEAK:
         return f"{sentence} That is too little to foresee the cost of a single user."
@@ -266,8 +266,8 @@ def _in_words(best: str, figures: Sequence[Json]) -> str:
     return sentence
 
 
-def _winners(figures: Sequence[Json]) -> str:
-    """Name the best statistic of each model by itself."""
+def _best_of_each(figures: Sequence[Json]) -> str:
+    """Name the best statistic of each model."""
     each = []
     for entry in figures:
         best = best_predictor([entry])

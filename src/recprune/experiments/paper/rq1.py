@@ -109,7 +109,7 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
         progress(f"NDCG@10 by {name}")
         methods[name]["ndcg"] = workload.ndcg(index.search(every, 10, method=name, threads=2).ids)
     if "default" in timed:
-        # Too slow for all users: its NDCG@10 is that of those whom it met, and so is the other.
+        # Too slow for all users: both are compared by NDCG@10 of the users that it answered.
         met = timed["default"].numbers
         methods["default"]["met"] = {
             "default": workload.ndcg(timed["default"].ids, met),
@@ -217,12 +217,12 @@ def direction(records: Sequence[Record]) -> str:
     )
     return (
         f"In the median, `recjpqprune` takes {each} the time of `pqtopk`: {outcome} "
-        f"({min(printed):.2f} × to {max(printed):.2f} ×).{_late(records)}"
+        f"({min(printed):.2f} × to {max(printed):.2f} ×).{_tail(records)}"
     )
 
 
-def _late(records: Sequence[Record]) -> str:
-    """Say the same of the slow searches, if there are enough to tell."""
+def _tail(records: Sequence[Record]) -> str:
+    """Say the same of the slow searches, if there are enough of them."""
     ratios = _ratios(records, "p95_us").values()
     if not ratios:
         return ""
@@ -230,7 +230,7 @@ def _late(records: Sequence[Record]) -> str:
 
 
 def _ratios(records: Sequence[Record], at: str) -> dict[str, float]:
-    """Return for each model how many times as long Algorithm 1 takes, where a percentile tells."""
+    """Return for each model how many times as long Algorithm 1 takes, where queries are enough."""
     ratios = {}
     for record in records:
         both = [record.figures["methods"].get(name) for name in ("recjpqprune", "pqtopk")]

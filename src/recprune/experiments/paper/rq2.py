@@ -92,7 +92,7 @@ def measure(
         method: reason for method in _METHODS if (reason := unsuited(index, method)) is not None
     }
     methods = [method for method in _METHODS if method not in left_out]
-    # All cutoffs in one run: what slows the machine down for a while bends no curve.
+    # All cutoffs in one run, so that what slows the machine down for a while bends no curve.
     timed = interleaved(
         {f"{method} {k}": _search_at(index, method, k) for method in methods for k in possible},
         queries,
@@ -185,7 +185,7 @@ def _blocks(record: Record) -> list[Block]:
 
 
 def _time(entry: Json, name: str) -> str:
-    """Write a time with three digits or so."""
+    """Write a time with about three digits."""
     time = entry[name] / 1e3
     return milliseconds(entry, name, 3 if time < 1 else 2 if time < 10 else 1)
 

@@ -21,15 +21,12 @@ class FaissFlat:
         return 2 * shape.vector_bytes
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return "item vectors"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
-        """Take any model."""
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:  # noqa: ARG002
-        """Hand the vectors over."""
         faiss = import_faiss()
 
         def build() -> Any:

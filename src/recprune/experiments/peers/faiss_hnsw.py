@@ -36,17 +36,15 @@ class FaissHNSW:
     package: ClassVar[str] = "faiss"
 
     def bytes_needed(self, shape: ModelShape) -> int:
-        """The item vectors, which FAISS wants to see once, and codes with the graph."""
+        """The item vectors, which FAISS reads once, and codes with the graph."""
         products = 4 * shape.num_splits * CENTROIDS**2
         distances = 4 * shape.num_splits * CENTROIDS * _ENCODED_AT_A_TIME
         return shape.vector_bytes + products + distances + self._bytes_used(shape)
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return f"RecJPQ's codes, M = {self.links}, efConstruction = {self.build_breadth}"
 
     def unsuited(self, shape: ModelShape) -> str | None:
-        """Take any model whose codes are bytes."""
         return too_many_sub_items(self.key, shape)
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
@@ -60,7 +58,7 @@ class FaissHNSW:
             index.hnsw.efConstruction = self.build_breadth
             with faiss_threads(threads), _encoding_by(_ENCODED_AT_A_TIME):
                 index.add(model.item_vectors())
-            # Encoding may have mistaken a sub-item for one that is next to it.
+            # Encoding may have taken a sub-item for one whose vector is close.
             faiss.copy_array_to_vector(np.ascontiguousarray(model.codes).ravel(), storage.codes)
             faiss.Float32Vector().swap(storage.pq.sdc_table)  # a search compares no two codes
             return index
@@ -81,7 +79,7 @@ class FaissHNSW:
         ]
 
     def _bytes_used(self, shape: ModelShape) -> int:
-        # Twice `links` neighbours on the ground floor, `links` on every other, which few items
+        # Twice `links` neighbours on the bottom layer, `links` on each above, which few items
         # reach; an offset and a level for every item.
         upper = self.links / (self.links - 1)
         per_item = 4 * self.links * (1 + upper) + 8 + 4 + shape.num_splits
@@ -90,7 +88,7 @@ class FaissHNSW:
 
 @contextmanager
 def _encoding_by(items: int) -> Iterator[None]:
-    """Have so many vectors encoded at a time."""
+    """Let FAISS encode so many vectors at a time."""
     settings = import_faiss().cvar
     before = settings.product_quantizer_compute_codes_bs
     settings.product_quantizer_compute_codes_bs = items

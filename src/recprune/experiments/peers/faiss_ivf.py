@@ -23,8 +23,6 @@ from recprune.types import Float32Array, Int32Array, random_generator
 _CHUNK = 65_536  # items whose vectors are put together at a time
 _TRAINING_ITEMS_PER_LIST = 64
 _ITERATIONS = 10  # of k-means
-
-
 _PROBES = tuple(4**power for power in range(9))  # 1 … 65,536; more than all lists are all lists
 _MANY, _FEW = 4, 1  # lists, in square roots of the number of items: FAISS's rule is 4 to 16
 
@@ -49,11 +47,9 @@ class FaissIVFFlat:
         return 2 * self._bytes_used(shape) + _training_bytes(shape, self.roots)
 
     def settings(self, shape: ModelShape) -> str:
-        """Say what is built."""
         return f"item vectors, {_lists_in_words(shape, self.roots)}"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
-        """Take any model."""
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
@@ -92,11 +88,9 @@ class FaissIVFPQ:
         return 2 * self._bytes_used(shape) + _training_bytes(shape, self.roots)
 
     def settings(self, shape: ModelShape) -> str:
-        """Say what is built."""
         return f"RecJPQ's codes, {_lists_in_words(shape, self.roots)}"
 
     def unsuited(self, shape: ModelShape) -> str | None:
-        """Take any model whose codes are bytes."""
         return too_many_sub_items(self.key, shape)
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
@@ -157,7 +151,7 @@ def _centroid_bytes(shape: ModelShape, roots: int) -> int:
 
 def _training_bytes(shape: ModelShape, roots: int) -> int:
     # The sample, and what k-means and a chunk of assigned items take beside it; and the groups of
-    # all items, which stay for others.
+    # all items, which are kept for other families.
     sample = _TRAINING_ITEMS_PER_LIST * number_of_lists(shape.num_items, roots)
     vectors = min(shape.num_items, sample) + min(shape.num_items, _CHUNK)
     return 4 * shape.width * vectors + 4 * shape.num_items
@@ -173,7 +167,6 @@ class _Groups:
 
     @property
     def number(self) -> int:
-        """How many there are."""
         return len(self.centroids)
 
     def by_inner_product(self) -> Any:
@@ -188,7 +181,7 @@ _groups: WeakKeyDictionary[CodesAndVectors, dict[tuple[int, int], _Groups]] = We
 
 
 def _groups_of(model: CodesAndVectors, roots: int, threads: int) -> _Groups:
-    """Return the groups of a model, made once for all who ask."""
+    """Return the groups of a model, made once for all families."""
     known = _groups.setdefault(model, {})
     if (roots, threads) not in known:
         with faiss_threads(threads):

@@ -23,7 +23,6 @@ class FaissPeer:
     parameters: Any = None  # None: the index has none
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first."""
         query = checked_query(sequence_embedding, self.index.d, k)
         with faiss_threads(1):
             _, ids = self.index.search(query, k, params=self.parameters)
@@ -38,7 +37,7 @@ def faiss_threads(count: int) -> AbstractContextManager[None]:
 
 
 def import_faiss() -> Any:
-    """Return the module, or say what to install."""
+    """Return the module; without it, raise an error that says what to install."""
     with needs_extra("bench"):
         import faiss
     return faiss

@@ -41,11 +41,9 @@ class FaissPQ:
         return shape.num_items * shape.num_splits + 4 * CENTROIDS * shape.width
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return "RecJPQ's codes"
 
     def unsuited(self, shape: ModelShape) -> str | None:
-        """Take any model whose codes are bytes."""
         return too_many_sub_items(self.key, shape)
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:  # noqa: ARG002

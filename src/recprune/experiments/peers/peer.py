@@ -1,4 +1,4 @@
-"""What every peer is: built from the same codes and vectors, asked one question at a time."""
+"""What every peer is: built from the same codes and vectors, asked one query at a time."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def timed(build: Callable[[], Built]) -> tuple[Built, float]:
 
 
 def checked_query(sequence_embedding: Float32Array, width: int, k: int) -> Float32Array:
-    """Return the embedding as [1, d], or say what is wrong with the question."""
+    """Return the embedding as [1, d], or say what is wrong with it or k."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise InputError(f"k is {k!r}, expected an integer of at least 1")
     query, single = checked_queries(sequence_embedding, "sequence_embedding", (width,))

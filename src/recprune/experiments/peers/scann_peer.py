@@ -1,4 +1,4 @@
-"""ScaNN: groups of items, 4-bit codes within them, item vectors for the last word; approximate.
+"""ScaNN: groups of items, 4-bit codes within them, the best rescored by vectors; approximate.
 
 Guo et al., "Accelerating Large-Scale Inference with Anisotropic Vector Quantization", ICML 2020.
 """
@@ -26,7 +26,7 @@ _REORDERED = (100, 1000)  # candidates that are scored again by their vectors
 
 @dataclass(frozen=True, eq=False)
 class ScannPeer:
-    """A ScaNN searcher that looks into some leaves, and scores some candidates again."""
+    """A ScaNN searcher that visits some leaves, and rescores some candidates by their vectors."""
 
     leaves: int
     reordered: int
@@ -38,16 +38,13 @@ class ScannPeer:
 
     @property
     def family(self) -> str:
-        """The library and how many candidates it scores again."""
         return f"ScaNN, reorder {self.reordered}"
 
     @property
     def name(self) -> str:
-        """The same, and how thoroughly it looks."""
         return f"{self.family}, {self.leaves} leaves"
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first; a single query is answered on one thread."""
         query = checked_query(sequence_embedding, self.width, k)
         ids, _ = self.searcher.search(
             query[0],
@@ -72,7 +69,6 @@ class Scann:
         return shape.vector_bytes + self._bytes_used(shape)
 
     def settings(self, shape: ModelShape) -> str:
-        """Say what is built."""
         return (
             f"item vectors, {_usual_leaves(shape.num_items):,} leaves, 4 bits for "
             f"{_DIMENSIONS_PER_BLOCK} dimensions, anisotropic threshold {_ANISOTROPIC}, the best "
@@ -80,7 +76,6 @@ class Scann:
         )
 
     def unsuited(self, shape: ModelShape) -> str | None:
-        """Take any model with enough items to train on."""
         if shape.num_items < 1000:
             return (
                 f"scann wants at least 1,000 items for its codes, and there are {shape.num_items}"

@@ -32,11 +32,9 @@ class TorchDensePeer:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the item vectors."""
         return self.item_vectors.nbytes
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first."""
         import torch
 
         num_items, width = self.item_vectors.shape
@@ -59,15 +57,12 @@ class TorchDense:
         return shape.vector_bytes
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return "item vectors"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
-        """Take any model."""
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:  # noqa: ARG002
-        """Put the item vectors together."""
         with needs_extra("train"):
             import torch
         vectors, seconds = timed(lambda: torch.from_numpy(model.item_vectors()))

@@ -39,11 +39,9 @@ class TorchPQTopKPeer:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of codes and sub-item embeddings."""
         return self.codes.nbytes + self.sub_item_embeddings.nbytes
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first."""
         import torch
 
         num_splits, _, split_width = self.sub_item_embeddings.shape
@@ -71,15 +69,12 @@ class TorchPQTopK:
         return code_bytes * shape.num_items * shape.num_splits + shape.embedding_bytes
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return "RecJPQ's codes"
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
-        """Take any model."""
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:  # noqa: ARG002
-        """Turn the codes around."""
         with needs_extra("train"):
             import torch
         codes, seconds = timed(lambda: torch.tensor(np.ascontiguousarray(model.codes.T)))

@@ -53,17 +53,14 @@ class TorchRecJPQPrunePeer:
 
     @property
     def name(self) -> str:
-        """The algorithm and its step."""
         return f"torch RecJPQPrune, BS {self.sub_items_per_step}"
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of codes, posting lists and sub-item embeddings."""
         num_items, num_splits = self.codes.shape
         return self.codes.nbytes + 4 * num_items * num_splits + self.sub_item_embeddings.nbytes
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first."""
         return padded(self.prune(sequence_embedding, k).items.numpy(), k)
 
     def prune(self, sequence_embedding: Float32Array, k: int) -> Pruned:
@@ -160,17 +157,14 @@ class TorchRecJPQPrune:
         return 8 * shape.num_items * shape.num_splits + shape.embedding_bytes
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return f"RecJPQ's codes and posting lists, {self.sub_items_per_step} sub-items a step"
 
     def unsuited(self, shape: ModelShape) -> str | None:
-        """Take any model whose item ids fit."""
         if shape.num_items >= 2**31:
             return f"{self.key} keeps item ids as int32, and {shape.num_items:,} are too many"
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:
-        """Invert the codes."""
         with needs_extra("train"):
             import torch
 

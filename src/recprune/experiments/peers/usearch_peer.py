@@ -31,11 +31,9 @@ class UsearchPeer:
 
     @property
     def name(self) -> str:
-        """The library and how broadly it searches."""
         return f"USearch, expansion {self.breadth}"
 
     def search(self, sequence_embedding: Float32Array, k: int) -> Int64Array:
-        """Return the k best items, best first."""
         query = checked_query(sequence_embedding, self.index.ndim, k)
         # The breadth belongs to the index that several peers share.
         self.index.expansion_search = self.breadth
@@ -56,20 +54,18 @@ class Usearch:
     package: ClassVar[str] = "usearch"
 
     def bytes_needed(self, shape: ModelShape) -> int:
-        """The item vectors, and USearch's copy with the graph, which doubles its room to grow."""
-        per_item = 4 * 3 * self.links + 64  # neighbours on all floors, key and bookkeeping
+        """The item vectors, and USearch's copy with the graph, which doubles when it grows."""
+        per_item = 4 * 3 * self.links + 64  # neighbours on all layers, key and bookkeeping
         copy = shape.vector_bytes if self.numbers == "f32" else shape.vector_bytes // 2
         return shape.vector_bytes + 2 * (copy + per_item * shape.num_items)
 
     def settings(self, shape: ModelShape) -> str:  # noqa: ARG002
-        """Say what is built."""
         return (
             f"item vectors as {self.numbers}, connectivity {self.links}, "
             f"expansion_add {self.build_breadth}"
         )
 
     def unsuited(self, shape: ModelShape) -> str | None:  # noqa: ARG002
-        """Take any model."""
         return None
 
     def build(self, model: CodesAndVectors, threads: int) -> list[Peer]:

@@ -37,7 +37,7 @@ Values: TypeAlias = Sequence[float] | NDArray[Any]
 Points: TypeAlias = tuple[Values, Values]  # x and y
 
 INK, MUTED, _AXIS, _GRID = "#222222", "#5c6166", "#8a8f94", "#d9dcdf"
-# Okabe and Ito's colours, which nearly everybody can tell apart; those too pale for white are
+# Okabe and Ito's colours, which colour-blind readers can tell apart; those too pale for white are
 # darker here, those too dark for black lighter there: a contrast of 3:1 or better on either ground.
 _DARK = {
     "#0072b2": "#3aa0e6",  # blue
@@ -148,7 +148,7 @@ def set_scales(axes: Axes, log_x: bool, log_y: bool, x_ticks: Locator | None = N
 def own_ticks(numbers: Float64Array, room: float) -> Locator | None:
     """Return ticks at some of the numbers, if they fit a logarithmic axis of `room` points.
 
-    And if they are numbers that people choose: whole, or of three digits; not those of a clock.
+    And if they are round: whole, or of three digits; not measured times.
     """
     own = np.unique(numbers)
     if any(number != round(number) and number != float(f"{number:.2e}") for number in own):
@@ -169,7 +169,7 @@ def _log_locator(decades: float) -> Locator:
 
 
 def tick(value: float, _: int | None = None) -> str:
-    """Write a tick as people do: 0.1, 10, 1,000."""
+    """Write a number as a tick: 0.1, 10, 1,000."""
     rounded = float(f"{value:.9e}")
     text = f"{rounded:,.12f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text.replace("-", "−")
@@ -180,15 +180,15 @@ def three_digits(value: float) -> str:
     return tick(round(value)) if abs(value) >= 100 else tick(float(f"{value:.2e}"))
 
 
-def named(series: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the series, if there are any."""
+def not_empty(series: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the series; refuse to draw none."""
     if not series:
         raise InputError("no series to draw")
     return series
 
 
-def refuse_strangers(what: str, names: Iterable[str], known: Mapping[str, Any]) -> None:
-    """Refuse what is said about a series that is not there."""
+def refuse_unknown(what: str, names: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse names, of what was given as `what`, that no series has."""
     for name in names:
         if name not in known:
             raise InputError(f"{what}: there is no series {name!r}, only {', '.join(known)}")
@@ -226,7 +226,7 @@ def svg_of(figure: Figure) -> str:
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(written, format="svg", metadata=metadata)
     svg = written.getvalue().decode()
-    svg = svg[svg.index("<svg ") :]  # the declaration and a DTD that nobody reads
+    svg = svg[svg.index("<svg ") :]  # without declaration and DTD
     # No ancestor in the selectors: markers are drawn as clones, which none would reach.
     rules = "\n".join(
         f'[style*="{what}: {light}"] {{{what}: {dark} !important}}'

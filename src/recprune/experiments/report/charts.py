@@ -26,11 +26,11 @@ from recprune.experiments.report.chart_style import (
     checked_numbers,
     checked_points,
     looks_of,
-    named,
     new_figure,
+    not_empty,
     own_ticks,
     places_of,
-    refuse_strangers,
+    refuse_unknown,
     set_scales,
     svg_of,
     three_digits,
@@ -43,7 +43,7 @@ with needs_extra("demo"):
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-_CROWD = 60  # points that are drawn small and see-through, so that the dense places show
+_CROWD = 60  # points from which on they are small and translucent, so that dense places show
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,12 @@ def scatter(
     `labels` name the points of a group one by one, `highlight` is the group to draw heavier,
     `x_ticks` are the words at places of the x axis, where these are not plain numbers.
     """
-    points = {name: checked_points(name, xy, log_x, log_y) for name, xy in named(groups).items()}
-    refuse_strangers("highlight", [] if highlight is None else [highlight], points)
-    refuse_strangers("apart", apart, points)
-    refuse_strangers("labels", labels or {}, points)
+    points = {
+        name: checked_points(name, xy, log_x, log_y) for name, xy in not_empty(groups).items()
+    }
+    refuse_unknown("highlight", [] if highlight is None else [highlight], points)
+    refuse_unknown("apart", apart, points)
+    refuse_unknown("labels", labels or {}, points)
     for name, own in (labels or {}).items():
         if len(own) != len(points[name][0]):
             raise InputError(f"labels of {name!r}: {len(own)} for {len(points[name][0])} points")
@@ -212,7 +214,7 @@ def bars(
     title: str = "",
 ) -> str:
     """Draw groups of horizontal bars, each with its value and, if there are several, its name."""
-    names = list(dict.fromkeys(name for group in named(groups).values() for name in group))
+    names = list(dict.fromkeys(name for group in not_empty(groups).values() for name in group))
     for group, values in groups.items():
         if not values:
             raise InputError(f"series {group!r} is empty")
@@ -310,12 +312,12 @@ def _draw_panels(panels: Sequence[Panel], x_label: str, log_x: bool, *, columns:
 def _checked(panel: Panel, log_x: bool) -> dict[str, tuple[Float64Array, Float64Array]]:
     series = {
         name: checked_points(name, points, log_x, panel.log_y)
-        for name, points in named(panel.series).items()
+        for name, points in not_empty(panel.series).items()
     }
     for name, (xs, _) in series.items():
         if not panel.in_order and (np.diff(xs) <= 0).any():
             raise InputError(f"series {name!r}: its x do not rise from point to point")
-    refuse_strangers("bands", panel.bands or {}, series)
+    refuse_unknown("bands", panel.bands or {}, series)
     for name, band in (panel.bands or {}).items():
         sizes = [len(checked_numbers(f"band of {name}", side, panel.log_y)) for side in band]
         if sizes != [len(series[name][0])] * 2:

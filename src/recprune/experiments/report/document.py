@@ -56,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: file stem, SVG text, what it shows for those who cannot see it, and a caption."""
+    """A picture: file stem, SVG text, alternative text, and a caption."""
 
     name: str
     svg: str
@@ -249,7 +249,7 @@ def _html_section(section: Section) -> str:
 
 
 def _html_table(table: Table, section_title: str) -> str:
-    # Without a note, the caption is for those who hear the table only.
+    # Without a note, the caption is for screen readers alone.
     caption = (
         f"<caption>{_html(table.note)}</caption>"
         if table.note

@@ -46,7 +46,7 @@ def introduction(records: Sequence[Record]) -> Section:
         *_exactness(records_of(records, "rq1")),
         *_size(records_of(records, "scaling")),
         *_noise(records_of(records, "splits")),
-        *_moods(records_of(records, "rq1"), records_of(records, "rq3")),
+        *_drift(records_of(records, "rq1"), records_of(records, "rq3")),
         *_torch(records_of(records, "peers")),
         *(
             f"Beside other libraries, on {record.figures['log']}: "
@@ -105,7 +105,7 @@ def _exactness(records: Sequence[Record]) -> list[str]:
         count
         for record in records
         for name, count in record.figures.get("agreed", {}).items()
-        if name != "pqtopk"  # itself what the others are held against
+        if name != "pqtopk"  # the reference of all others
     ]
     if agreed:
         return [
@@ -157,7 +157,7 @@ def _noise(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _moods(rq1: Sequence[Record], rq3: Sequence[Record]) -> list[str]:
+def _drift(rq1: Sequence[Record], rq3: Sequence[Record]) -> list[str]:
     """Say how far apart they are minutes later: two experiments time the same searches."""
     earlier = {(record.figures["log"], record.figures["model"]): record for record in rq1}
     ratios = []
