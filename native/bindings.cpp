@@ -502,13 +502,8 @@ void add_building(nb::module_& module) {
 }
 
 void add_settings(nb::module_& module) {
-    nb::enum_<recprune::Method>(module, "Method")
-        .value("pqtopk", recprune::Method::pqtopk)
-        .value("recjpqprune", recprune::Method::recjpqprune)
-        .value("scan", recprune::Method::scan)
-        .value("cells", recprune::Method::cells)
-        .value("auto", recprune::Method::automatic)
-        .value("default", recprune::Method::dense);
+    nb::enum_<recprune::Method> methods(module, "Method");
+    for (const auto& [name, method] : recprune::kMethods) methods.value(name, method);
     nb::class_<MethodSettings>(module, "MethodSettings")
         .def(nb::init<recprune::Method, std::size_t, std::int64_t, double, std::int64_t>(),
              "method"_a, "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,

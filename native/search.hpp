@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -36,6 +37,17 @@ enum class Method : std::int32_t {
     cells = 3,
     automatic = 4,
     dense = 5  // answered outside the core; here for the records
+};
+
+// The names that methods have everywhere.
+struct NamedMethod {
+    const char* name;
+    Method method;
+};
+inline constexpr std::array kMethods = {
+    NamedMethod{"pqtopk", Method::pqtopk},  NamedMethod{"recjpqprune", Method::recjpqprune},
+    NamedMethod{"scan", Method::scan},      NamedMethod{"cells", Method::cells},
+    NamedMethod{"auto", Method::automatic}, NamedMethod{"default", Method::dense},
 };
 
 // The parts of an index that are there; views over memory that the caller keeps alive.
@@ -229,8 +241,8 @@ struct Answers {
     std::span<std::int64_t> ids;  // [num_queries][k]
     std::span<float> scores;      // [num_queries][k]
     std::span<Record> records;    // [num_queries]
-    std::span<std::uint8_t> visited =
-        {};  // zeros for every query's sub-items, or empty: not wanted
+    // Zeros for every query's sub-items, or empty: not wanted.
+    std::span<std::uint8_t> visited = {};
 };
 
 inline Limits limits_of(const Request& request, std::chrono::steady_clock::time_point begun) {
