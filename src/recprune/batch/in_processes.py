@@ -5,7 +5,6 @@ A worker process that is killed costs the parts that it had begun, which others 
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import signal
@@ -19,7 +18,6 @@ from pathlib import Path
 
 from recprune.batch.parts import PartReport, PartWriter
 from recprune.batch.plan import BatchPlan
-from recprune.search.methods import native_settings
 from recprune.types import RecpruneError
 
 _MAX_CRASHES = 5  # of worker processes in a row, without a finished part between
@@ -86,16 +84,9 @@ class _WorkerState:
     given: tuple[BatchPlan, str]
     writer: PartWriter | None = None
 
-    @classmethod
-    def release(cls) -> None:
-        """Drop native objects while there is an interpreter: their module complains otherwise."""
-        cls.writer = None
-        native_settings.cache_clear()
-
 
 def _start_worker(plan: BatchPlan, out: str, pipe: Connection) -> None:
     _WorkerState.given = (plan, out)
-    atexit.register(_WorkerState.release)
     threading.Thread(target=_exit_when_closed, args=(pipe,), daemon=True).start()
 
 

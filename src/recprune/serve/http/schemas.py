@@ -45,7 +45,7 @@ class _ItemsRequest(_Asked):
 
 
 class Asker(_Asked):
-    """Somebody to recommend to: a history, oldest first, or a user whose history is kept here."""
+    """What to recommend to: a history, oldest first, or a user whose history is kept here."""
 
     history: list[ItemId] | None = None
     user: UserId | None = None
@@ -165,7 +165,7 @@ class Answer(BaseModel):
     """The best items for one history or sequence embedding, and what finding them took."""
 
     items: list[ScoredItem]
-    unknown: list[int | str] = Field(description="Items of the history that nobody knows.")
+    unknown: list[int | str] = Field(description="Ids of the history that are unknown.")
     by_popularity: bool = Field(
         description="Nothing in the history was known: these are the most popular items, and "
         "their scores are numbers of interactions."
