@@ -21,10 +21,10 @@ import torch
 from benchmarks.measure import write_result
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
+from recprune.models.architectures import build_model
 from recprune.models.embedding import RecJPQEmbedding
-from recprune.models.encoder import ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.inference import ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.onnx_export import export_encoder
-from recprune.models.sequence_model import build_model
 from recprune.models.settings import PRESETS
 from recprune.types import Float32Array, Int32Array
 

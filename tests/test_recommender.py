@@ -30,7 +30,8 @@ from recprune import (
     temporal_holdout,
 )
 from recprune.data.identifiers import ExternalId
-from recprune.models.sequence_model import SequenceModel, build_model, encode_histories
+from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.ranking import encode_histories
 from recprune.models.settings import Settings
 from recprune.preparation.holdout import Holdout
 from recprune.preparation.prepared import Prepared, prepare

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
-from recprune.models.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
@@ -43,7 +43,7 @@ from recprune.types import (
 
 if TYPE_CHECKING:
     from recprune.data.interactions import Interactions
-    from recprune.models.sequence_model import SequenceModel
+    from recprune.models.architectures import SequenceModel
     from recprune.training.loop import EpochReport
 
 KIND = "recommender"

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recprune import InputError, assign_random
+from recprune.models.architectures import ARCHITECTURES, SequenceModel, build_model
 from recprune.models.bert4rec import MASK, BERT4Rec
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
-from recprune.models.sequence_model import (
-    ARCHITECTURES,
-    SequenceModel,
-    build_model,
-    encode_histories,
-    pad_histories,
-    target_ranks,
-    top_items,
-)
+from recprune.models.ranking import encode_histories, pad_histories, target_ranks, top_items
 from recprune.models.settings import Architecture, ModelSettings
 from recprune.types import CodeArray, Int32Array
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from recprune import Index, assign_random, prepare, temporal_holdout
-from recprune.models.sequence_model import build_model
+from recprune.models.architectures import build_model
 from recprune.models.settings import Settings
 from recprune.recommender import Recommender
 from tests.test_recommender import walks

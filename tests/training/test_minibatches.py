@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from recprune import InputError, assign_random
+from recprune.models.architectures import build_model
 from recprune.models.bert4rec import MASK
-from recprune.models.sequence_model import build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train

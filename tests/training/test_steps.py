@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from recprune import InputError
-from recprune.models.sequence_model import build_model, encode_histories
+from recprune.models.architectures import build_model
+from recprune.models.ranking import encode_histories
 from recprune.training.checkpoint import load_model
 from recprune.training.loop import train
 from recprune.training.minibatches import Minibatch, make_minibatch, padded_minibatch

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from recprune import InputError, RecpruneError, StorageError, Targets
 from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
-from recprune.models.sequence_model import SequenceModel, build_model
+from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import load_model

@@ -16,7 +16,7 @@ from recprune.evaluation.baselines import every_baseline
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
-from recprune.models.sequence_model import encode_histories, top_items
+from recprune.models.ranking import encode_histories, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.storage import writing_file

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.sequence_model import SequenceModel
+from recprune.models.architectures import SequenceModel
 from recprune.types import VERSION, Float64Array, needs_extra
 
 with needs_extra("train"):

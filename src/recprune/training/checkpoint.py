@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.sequence_model import SequenceModel, build_model
+from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.tensors import load_tensors, save_tensors

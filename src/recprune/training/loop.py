@@ -18,12 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from recprune.evaluation.metrics import RelevantRanks, ndcg
-from recprune.models.sequence_model import (
-    SequenceModel,
-    build_model,
-    encode_histories,
-    target_ranks,
-)
+from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.ranking import encode_histories, target_ranks
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.storage import MANIFEST, writing_file

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
-from recprune.models.sequence_model import ARCHITECTURES
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.random_streams import Stream, stream_generator

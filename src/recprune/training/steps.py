@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recprune.models.architectures import SequenceModel
 from recprune.models.embedding import RecJPQEmbedding
 from recprune.models.losses import agreement, concentration, find_loss
-from recprune.models.sequence_model import SequenceModel
 from recprune.models.settings import Settings, TrainingSettings
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch

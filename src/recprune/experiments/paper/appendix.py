@@ -28,8 +28,8 @@ from recprune.experiments.framework.workload import test_users
 from recprune.experiments.paper import published
 from recprune.experiments.peers.families import one_thread
 from recprune.experiments.report.document import Block, Section, Table, Text
-from recprune.models.encoder import Encoder, TorchEncoder
-from recprune.models.sequence_model import top_items
+from recprune.models.inference import Encoder, TorchEncoder
+from recprune.models.ranking import top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.training.checkpoint import EPOCHS, MODEL, load_model

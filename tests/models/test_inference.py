@@ -17,10 +17,11 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from recprune import Index, InputError, StorageError
+from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
-from recprune.models.encoder import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.onnx_export import export_encoder
-from recprune.models.sequence_model import SequenceModel, build_model, encode_histories
+from recprune.models.ranking import encode_histories
 from recprune.models.settings import Architecture, EmbeddingKind, ModelSettings
 from recprune.types import CodeArray, Float32Array, Int32Array, MissingExtraError
 
@@ -323,7 +324,7 @@ for name in ("torch", "onnx", "onnxscript"):
     sys.modules[name] = None
 from pathlib import Path
 import numpy as np
-from recprune.models.encoder import ItemVectors, OnnxEncoder
+from recprune.models.inference import ItemVectors, OnnxEncoder
 folder = Path(sys.argv[1])
 vectors = ItemVectors.from_codes(*(
     np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("codes", "sub_items")

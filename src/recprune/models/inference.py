@@ -19,7 +19,7 @@ from recprune.types import (
 )
 
 if TYPE_CHECKING:
-    from recprune.models.sequence_model import SequenceModel
+    from recprune.models.architectures import SequenceModel
 
 # Positions in one batch: enough that weights are read once for many short histories, and few
 # enough that what lies between two layers stays in the cache.

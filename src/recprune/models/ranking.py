@@ -1,35 +1,18 @@
-"""A whole model: an encoder over an item embedding, and what it makes of histories."""
+"""What a model makes of histories: sequence embeddings, and rankings of the full catalogue."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 
-from recprune.models.bert4rec import MASK, BERT4Rec
-from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
-from recprune.models.sasrec import SASRec
-from recprune.models.settings import Architecture, ModelSettings
-from recprune.types import CodeArray, Int32Array, Int64Array, needs_extra
+from recprune.models.architectures import SequenceModel
+from recprune.models.bert4rec import MASK
+from recprune.types import Int32Array, Int64Array, needs_extra
 
 with needs_extra("train"):
     import torch
     from torch import Tensor
-
-SequenceModel: TypeAlias = SASRec | BERT4Rec
-
-ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {"sasrec": SASRec, "bert4rec": BERT4Rec}
-
-
-def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:
-    """Return an untrained model of a catalogue with the given codes."""
-    embedding = (
-        RecJPQEmbedding(codes, num_sub_items, settings.width)
-        if settings.embedding == "recjpq"
-        else FullEmbedding(len(codes), settings.width)
-    )
-    return ARCHITECTURES[settings.architecture](embedding, settings)
 
 
 def pad_histories(histories: Sequence[Int32Array]) -> tuple[Int64Array, Int64Array]:
