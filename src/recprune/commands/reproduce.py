@@ -102,10 +102,10 @@ def run(parsed: argparse.Namespace) -> None:
     if not parsed.report_only:
         try:
             with showing_progress("reproduce") as progress:
-                plan = _plan(parsed, experiments, out, progress)
+                setup = _setup(parsed, experiments, out, progress)
                 # A terminal shows what is going on; a file gets one line for each part.
                 announce = no_progress if messages.is_terminal else say
-                done = run_experiments(experiments, plan, records, progress, announce)
+                done = run_experiments(experiments, setup, records, progress, announce)
         except (KeyboardInterrupt, InterruptedWorkError):
             raise InterruptedWorkError(
                 f"interrupted; what was finished is in {records}: the same command goes on there"
@@ -125,7 +125,7 @@ def run(parsed: argparse.Namespace) -> None:
     output.print(f"report: {markdown} and {html}", soft_wrap=True)
 
 
-def _plan(
+def _setup(
     parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
 ) -> Setup:
     needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
