@@ -55,8 +55,8 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("a worker ended; see above")
-        said: Json = json.loads(line)
-        return said
+        answer: Json = json.loads(line)
+        return answer
 
 
 def main() -> None:
@@ -115,10 +115,10 @@ def _times(
     turns = [old, new]
     for first in range(0, parsed.queries, parsed.block):
         last = min(first + parsed.block, parsed.queries)
-        said = {worker: worker.search(method, k, first, last) for worker in turns}
-        if said[old]["digest"] != said[new]["digest"]:
+        answers = {worker: worker.search(method, k, first, last) for worker in turns}
+        if answers[old]["digest"] != answers[new]["digest"]:
             raise SystemExit(f"{method}, K = {k}: the cores disagree: this is a bug")
-        times[:, first:last] = [said[worker]["microseconds"] for worker in (old, new)]
+        times[:, first:last] = [answers[worker]["microseconds"] for worker in (old, new)]
         turns.reverse()
     return times
 

@@ -37,6 +37,7 @@ from recprune.preparation.holdout import Holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.search import reference
+from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, load_model, save_model
 from recprune.training.loop import train
@@ -173,6 +174,11 @@ def assert_same_answers(first: Recommendations, second: Recommendations) -> None
 # Answers -----------------------------------------------------------------------------------------
 
 
+def bits_of(mask: NDArray[np.bool_]) -> ItemBits:
+    padded = np.pad(mask, (0, -len(mask) % 64))
+    return ItemBits(np.packbits(padded, bitorder="little").view(np.uint64))
+
+
 @pytest.mark.parametrize("exclude_seen", [True, False])
 @pytest.mark.parametrize("allowed", ["all", "ids", "mask", "bits"])
 @pytest.mark.parametrize("excluded", [0, 25])
@@ -188,7 +194,7 @@ def test_recommendations_are_those_of_scoring_the_whole_catalogue(
         "all": None,
         "ids": trained.external(rng.permutation(np.flatnonzero(mask)).tolist()),
         "mask": mask,
-        "bits": np.packbits(np.pad(mask, (0, -num_items % 64)), bitorder="little").view(np.uint64),
+        "bits": bits_of(mask),
     }[allowed]
     left_out = rng.permutation(num_items)[:excluded].tolist()
     for history in histories_of(num_items):
@@ -296,11 +302,39 @@ def test_another_index_of_the_same_items_may_answer(sasrec: Trained) -> None:
     assert found.items[1] == expected.items[1], "popularity is the recommender's own"
 
 
+def test_an_index_of_other_items_is_refused(sasrec: Trained) -> None:
+    whole = sasrec.recommender.index
+    other = Index.build(whole.item_codes()[:50], whole.sub_item_embeddings())
+    with pytest.raises(InputError, match="index has 50 items of width"):
+        sasrec.recommender.recommend([[]], 7, index=other)
+
+
+def test_an_array_of_unsigned_ids_is_one_of_ids(trainings: dict[str, Trained]) -> None:
+    trained = trainings["bert4rec"]
+    wanted = trained.external([5, 17, 3, 8])
+    history = trained.external([1])
+    expected = trained.recommender.recommend([history], 3, allow=wanted)
+    if all(isinstance(item, int) and item >= 0 for item in wanted):
+        unsigned: Any = np.array(wanted, np.uint64)
+        found = trained.recommender.recommend([history], 3, allow=unsigned)
+        assert found.items == expected.items
+
+
+def test_lists_of_exclusions_are_refused(sasrec: Trained) -> None:
+    rows: Any = [sasrec.external([1, 2])]
+    with pytest.raises(InputError, match=r"exclude\[0\] is \[.*\], expected an item id"):
+        sasrec.recommender.recommend([[]], 7, exclude=rows)
+
+
 def test_a_deadline_stops_a_search_or_is_refused(sasrec: Trained) -> None:
     history = sasrec.external([5, 17, 3])
     expected = sasrec.recommender.recommend([history], 7)
     far = sasrec.recommender.recommend([history], 7, deadline=time.monotonic() + 60)
     assert far.items == expected.items
+    never = sasrec.recommender.recommend([history], 7, deadline=float("inf"))
+    assert never.items == expected.items
+    with pytest.raises(InputError, match="deadline is nan"):
+        sasrec.recommender.recommend([history], 7, deadline=float("nan"))
     past = sasrec.recommender.recommend(
         [history], 7, method="recjpqprune", deadline=time.monotonic() - 60
     )
@@ -326,10 +360,9 @@ def test_popular_items_are_chosen_by_the_same_rules(sasrec: Trained) -> None:
     num_items = sasrec.prepared.num_items
     everything = recommend([[]], num_items).ids[0]
     mask = np.random.default_rng(3).random(num_items) < 0.5
-    bits = np.packbits(np.pad(mask, (0, -num_items % 64)), bitorder="little").view(np.uint64)
     left_out = everything[:5].tolist()
     kept = [item for item in everything if mask[item] and item not in left_out][:10]
-    for allow in (mask, bits):
+    for allow in (mask, bits_of(mask)):
         found = recommend([[]], 10, exclude=sasrec.external(left_out), allow=allow)
         assert found.ids[0, : len(kept)].tolist() == kept
         assert found.by_popularity.all()
@@ -718,9 +751,11 @@ def test_a_folder_of_version_3_is_still_read(trained: Trained, tmp_path: Path) -
     settings = {"index": index.settings, "recommender": new.settings}
     arrays = {**new.arrays, **{f"index_{name}": array for name, array in index.arrays.items()}}
     save_folder(tmp_path / "old", Saved(KIND, 3, settings, arrays))
-    found = Recommender.load(tmp_path / "old").recommend([[]], 5)
-    expected = Recommender.load(tmp_path / "new").recommend([[]], 5)
+    histories = [trained.external([5, 17, 3]), []]
+    found = Recommender.load(tmp_path / "old").recommend(histories, 5)
+    expected = Recommender.load(tmp_path / "new").recommend(histories, 5)
     assert found.items == expected.items
+    assert np.array_equal(found.scores.view(np.uint32), expected.scores.view(np.uint32))
 
 
 @pytest.mark.parametrize(

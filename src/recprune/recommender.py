@@ -24,8 +24,8 @@ from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
-from recprune.search.methods import Method, find_method, stopped_at
-from recprune.search.question import Searchable, mask_of
+from recprune.search.methods import Default, Method, find_method, stopped_at
+from recprune.search.question import ItemBits, Searchable, mask_of
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
@@ -246,7 +246,7 @@ class Recommender:
         *,
         exclude_seen: bool = True,
         exclude: Sequence[ExternalId] = (),
-        allow: Sequence[ExternalId] | NDArray[np.bool_] | NDArray[np.uint64] | None = None,
+        allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
         method: str | Method = "auto",
         deadline: float | None = None,
         threads: int = 1,
@@ -257,9 +257,9 @@ class Recommender:
         Items that the catalogue does not have are left out and reported. A history of which nothing
         is left gets the most popular items. `exclude_seen` leaves out what is in the history,
         `exclude` further items, whether or not the catalogue has them; `allow` restricts the answer
-        to some items, given by id, or as a mask or bits over the catalogue. A search that is not
-        done at `deadline`, by `time.monotonic()`, returns the best found so far, and its statistics
-        say whether that is exact. `index` is another one of the same items, such as a
+        to some items, given by id, as a mask over the catalogue, or as `ItemBits`. A search that is
+        not done at `deadline`, by `time.monotonic()`, returns the best found so far, and its
+        statistics say whether that is exact. `index` is another one of the same items, such as a
         `ShardedIndex`.
         """
         clock = _Clock()
@@ -268,6 +268,12 @@ class Recommender:
         checked_threads(threads)
         if deadline is not None:
             stopped_at(chosen, deadline)  # refused, if at all, before anything is computed
+        searched = self.index if index is None else index
+        if (searched.num_items, searched.width) != (self.index.num_items, self.index.width):
+            raise InputError(
+                f"index has {searched.num_items} items of width {searched.width}, expected "
+                f"{self.index.num_items} of width {self.index.width}"
+            )
         known, unknown = self._internal(histories)
         excluded = [self._find_known(exclude)] * len(known)
         if exclude_seen:
@@ -282,7 +288,7 @@ class Recommender:
             embeddings = self.encoder.encode([items for items in known if len(items)])
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
-            top = (index or self.index).search(
+            top = searched.search(
                 embeddings,
                 k,
                 method=chosen if deadline is None else stopped_at(chosen, deadline),
@@ -291,7 +297,8 @@ class Recommender:
                 threads=threads,
             )
             clock.lap("search")
-            clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
+            if not isinstance(chosen, Default):  # which computes none of its own
+                clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
             ids[answered], scores[answered] = top.ids, top.scores
         for place in np.flatnonzero(~answered):
             best = self._most_popular_items(k, excluded[place], allowed)
@@ -347,20 +354,24 @@ class Recommender:
     def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:
         if isinstance(external_ids, str | bytes) or not hasattr(external_ids, "__iter__"):
             raise InputError(f"exclude is {external_ids!r}, expected a sequence of item ids")
-        found = self.item_ids.find_all(list(external_ids))
+        given: list[Any] = list(external_ids)
+        for place, value in enumerate(given):
+            if isinstance(value, list | tuple | np.ndarray):  # one list is for all histories
+                raise InputError(f"exclude[{place}] is {value!r}, expected an item id")
+        found = self.item_ids.find_all(given)
         return found[found >= 0]
 
     def _allowed(
-        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | NDArray[np.uint64] | None
+        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None
     ) -> NDArray[Any] | None:
         """Return which items are allowed, as a mask or as bits."""
         if allow is None:
             return None
-        if isinstance(allow, np.ndarray) and allow.dtype == np.uint64:
+        if isinstance(allow, ItemBits):
             words = -(-len(self.item_ids) // 64)
-            if allow.shape != (words,):
-                raise InputError(f"allow has shape {list(allow.shape)}, expected [{words}]")
-            return allow
+            if allow.words.shape != (words,):
+                raise InputError(f"allow has shape {list(allow.words.shape)}, expected [{words}]")
+            return allow.words
         if isinstance(allow, np.ndarray) and allow.dtype == np.bool_:
             if allow.shape != (len(self.item_ids),):
                 raise InputError(

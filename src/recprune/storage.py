@@ -164,13 +164,25 @@ def read_manifest(folder: str | Path, kind: str = "folder") -> Json:
 
 
 def _manifest_of(source: Path, kind: str) -> Json:
-    opened = _open_folder(source, kind)
+    for attempt in range(_ATTEMPTS):
+        opened = _open_folder(source, kind)
+        try:
+            return _read_manifest(source, opened, kind)
+        except _VanishedError as error:  # as in `load_folder`
+            if attempt == _ATTEMPTS - 1 or _is_same_folder(source, opened):
+                raise StorageError(str(error)) from None
+        finally:
+            os.close(opened)
+    raise AssertionError("unreachable")
+
+
+def manifest_file_checksum(folder: str | Path) -> str:
+    """Return the SHA-256 of a manifest's file: by this, older formats and records know a folder."""
+    path = Path(folder) / MANIFEST
     try:
-        return _read_manifest(source, opened, kind)
-    except _VanishedError as error:
-        raise StorageError(str(error)) from None
-    finally:
-        os.close(opened)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def _read_manifest(source: Path, opened: int, kind: str) -> Json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,12 +134,14 @@ def assert_same(top: Any, expected: tuple[NDArray[np.int64], Float32Array], wher
 
 
 def methods_for(index: Index) -> list[str]:
-    """The methods that this index can run on given sub-item scores."""
-    parts = index.describe()["parts"]
-    able = ["auto", "pqtopk"]
-    able += ["scan"] if "list_offsets" in parts else []
-    able += ["cells"] if "cell_offsets" in parts else []
-    able += ["recjpqprune"] if "codes" in parts else []
+    """All methods that this index can run on given sub-item scores."""
+    scores = np.zeros((index.num_splits, index.num_sub_items), np.float32)
+    able = []
+    for method in METHODS:
+        with suppress(InputError):
+            index.search_scores(scores, 1, method=method)
+            able.append(method)
+    assert {"auto", "pqtopk"} <= set(able)
     return able
 
 

@@ -17,13 +17,13 @@ def test_as_many_as_there_is_room_for_are_admitted() -> None:
     admission = Admission(2, on_refused=lambda: refusals.append(None), on_change=counts.append)
     with admission.admitted(), admission.admitted():
         with pytest.raises(OverloadedError, match="busy"):
-            admission.check()
+            admission.refuse_if_full()
         with pytest.raises(OverloadedError), admission.admitted():
             raise AssertionError("there is no room")
         assert admission.in_flight == 2
     with pytest.raises(ZeroDivisionError), admission.admitted():
         1 // 0  # noqa: B018
-    admission.check()
+    admission.refuse_if_full()
     assert len(refusals) == 2
     assert counts == [1, 2, 1, 0, 1, 0]
 

@@ -178,10 +178,10 @@ def coerce_ids(ids: object, given: Iterable[object]) -> list[Any]:
 
 def _as_integer(value: object) -> object:
     if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+        return int(value) if value.is_integer() else str(value)
     if not isinstance(value, str):
         return value
-    digits = value.removeprefix("-")
+    digits = value[1:] if value.startswith(("-", "+")) else value
     # Not by int() alone: it takes "1_0" and "٥" for numbers, and minutes for a million digits.
     is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
     return int(value) if is_number else value

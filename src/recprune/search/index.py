@@ -53,6 +53,7 @@ Layout = Literal["auto", "full", "compact"]
 
 KIND = "index"
 VERSION = 4  # of the format
+_OLDEST = 4  # version that is still read
 _LIST_PARTS = (
     "list_offsets",
     "list_second_codes",
@@ -186,7 +187,7 @@ class Index:
     @classmethod
     def from_parts(cls, parts: Saved, source: str) -> Index:
         """Return the index that was saved so; `source` says in an error where it came from."""
-        parts.check(kind=KIND, version=VERSION, source=source)
+        parts.check(kind=KIND, version=VERSION, oldest=_OLDEST, source=source)
         try:
             return cls(dict(parts.arrays), **parts.settings)
         except (KeyError, TypeError, ValueError) as error:
@@ -195,7 +196,7 @@ class Index:
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Index:
         """Memory-map a saved index; `verify` compares every byte with its checksum first."""
-        parts = load_folder(folder, kind=KIND, version=VERSION, verify=verify)
+        parts = load_folder(folder, kind=KIND, version=VERSION, oldest=_OLDEST, verify=verify)
         return cls.from_parts(parts, str(folder))
 
     # Asking it -----------------------------------------------------------------------------------
@@ -353,7 +354,7 @@ class Index:
         except ValueError as error:
             if isinstance(error, _native.QueryOverflowError):
                 question.refuse_infinite()  # NaN and infinity end up there too
-                raise ScoreOverflowError(str(error)) from None
+                raise ScoreOverflowError(str(error), vars(error)["query"]) from None
             raise InputError(str(error)) from None
         return TopK(ids, scores, SearchStats(records))
 
@@ -388,10 +389,13 @@ class Index:
 
     def refuse_overflow(self, tables: Float32Array, largest_bias: float = 0.0) -> None:
         """Refuse sub-item scores [queries, M, B] whose sums, or NaN, float32 cannot hold."""
+        shape = (self.num_splits, self.num_sub_items)
+        if tables.shape[1:] != shape:
+            raise InputError(f"tables has shape {list(tables.shape)}, expected [queries, *{shape}]")
         try:
             self._native.refuse_overflow(tables, largest_bias)
         except _native.QueryOverflowError as error:
-            raise ScoreOverflowError(str(error)) from None
+            raise ScoreOverflowError(str(error), vars(error)["query"]) from None
 
 
 def instruction_set() -> str:

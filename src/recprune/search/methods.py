@@ -8,6 +8,7 @@ and bound how far off it can be.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from recprune import _native
 from recprune.types import InputError
 
 _NO_LIMIT = 2**62
+_LONGEST_US = 1e11  # of a deadline: more than a day is as good as none
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,10 @@ def stopped_at(method: Method, deadline: float) -> Method:
     """Return the method with what is left until a moment, by `time.monotonic()`, as its limit."""
     if not isinstance(method, Stoppable):
         raise InputError(f"method {method.name} cannot stop early; {named(STOPPABLE)} can")
-    return replace(method, deadline_us=max(1e6 * (deadline - time.monotonic()), 1.0))
+    if math.isnan(deadline):
+        raise InputError("deadline is nan, expected a moment by time.monotonic()")
+    left = 1e6 * (deadline - time.monotonic())
+    return replace(method, deadline_us=min(max(left, 1.0), _LONGEST_US))
 
 
 @lru_cache(maxsize=256)  # deadlines differ from one request to the next: not without a limit

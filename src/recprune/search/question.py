@@ -31,6 +31,10 @@ QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub
 class ScoreOverflowError(InputError):
     """A query whose scores float32 cannot hold."""
 
+    def __init__(self, message: str, query: int) -> None:
+        super().__init__(message)
+        self.query = query  # its number in the batch
+
 
 class IndexShape(Protocol):
     """What a question is checked against."""
@@ -133,9 +137,18 @@ def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool
     return mask
 
 
+class ItemBits(NamedTuple):
+    """A set of items as bits over the catalogue. A type of its own: an array may be one of ids."""
+
+    words: NDArray[np.uint64]
+
+
 def mask_of(words: NDArray[np.uint64], num_items: int) -> NDArray[np.bool_]:
     """Return a set of items, given as bits, as a mask."""
-    return np.unpackbits(words.view(np.uint8), count=num_items, bitorder="little").view(np.bool_)
+    contiguous = np.ascontiguousarray(words)
+    return np.unpackbits(contiguous.view(np.uint8), count=num_items, bitorder="little").view(
+        np.bool_
+    )
 
 
 def native_restrictions(question: Question) -> _native.Restrictions | None:

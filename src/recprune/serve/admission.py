@@ -37,7 +37,7 @@ class Admission:
         self._on_refused = on_refused
         self._on_change = on_change
 
-    def check(self) -> None:
+    def refuse_if_full(self) -> None:
         """Refuse where the next one would find no room."""
         if self.in_flight >= self._most:
             self._on_refused()
@@ -45,7 +45,7 @@ class Admission:
 
     def enter(self) -> None:
         """Count one in, or refuse it."""
-        self.check()
+        self.refuse_if_full()
         self._count(1)
 
     def leave(self) -> None:

@@ -31,9 +31,7 @@ class Limits:
     silent_seconds: float = 10.0  # without a sign of life, until a worker is replaced
     reload_seconds: float = 300.0  # for a worker to load the folder
     shard_seconds: float = 10.0  # without a word, until a shard is lost
-    idle_shard_seconds: float = (
-        60.0  # that shards stay loaded after the last process has closed them
-    )
+    idle_shard_seconds: float = 60.0  # that shards stay after the last process has closed them
 
     def __post_init__(self) -> None:
         for name in Limits.__dataclass_fields__:

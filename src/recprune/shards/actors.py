@@ -107,9 +107,8 @@ class Replicas:
         self.failure = threading.Event()  # set when one has failed
         self._make_again = make_again
         self._gone: set[int] = set()
-        self._beats: dict[
-            int, tuple[Any, float]
-        ] = {}  # unanswered heartbeats, and when they were sent
+        # Unanswered heartbeats, and when they were sent.
+        self._beats: dict[int, tuple[Any, float]] = {}
         self.last_answer = time.monotonic()
         self._turn = itertools.count()
         self._lock = threading.Lock()

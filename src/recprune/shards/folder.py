@@ -37,6 +37,7 @@ from recprune.storage import (
     Saved,
     check_target,
     load_folder,
+    manifest_file_checksum,
     read_manifest,
     read_npy,
     save_folder,
@@ -347,14 +348,12 @@ def load_shard(folder: str | Path, expected_sha256: str, *, verify: bool = False
     With `verify`, every byte of it is read and compared with its checksum.
     """
     index = Index.load(folder, verify=verify)
-    if expected_sha256 not in (read_manifest(folder)["sha256"], _file_sha256(folder)):
+    # Version 1 of the whole knew its shards by the files of their manifests.
+    if expected_sha256 != read_manifest(folder)["sha256"] and (
+        expected_sha256 != manifest_file_checksum(folder)
+    ):
         raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
     return index
-
-
-def _file_sha256(folder: str | Path) -> str:
-    """Return the checksum of a manifest's file, by which version 1 knew its shards."""
-    return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()
 
 
 def _finished(note: Path, place: Path, source: str) -> Shard | None:

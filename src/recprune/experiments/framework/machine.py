@@ -47,6 +47,9 @@ def free_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _cached_bytes()
 
 
+_PACKAGE = Path(__file__).parents[2]  # recprune
+
+
 def _cached_bytes() -> int:
     """Return what the system would give back: its cache of files."""
     path = Path("/proc/meminfo")
@@ -68,7 +71,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    command = ["git", "-C", str(_PACKAGE), *arguments]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError:

@@ -13,8 +13,8 @@ from recprune.data.statistics import log_statistics
 from recprune.experiments.framework.experiment import ExperimentPart, LogFolder, Need, Setup
 from recprune.experiments.framework.record import Record
 from recprune.experiments.report.document import Block, Section, Table, Text
-from recprune.preparation.prepared import KIND, Prepared
-from recprune.storage import read_manifest
+from recprune.preparation.prepared import Prepared
+from recprune.storage import manifest_file_checksum
 from recprune.types import Json, Progress
 
 # Users, items, interactions and average length as the paper prints them.
@@ -59,7 +59,7 @@ class DatasetTable:
         return [self._part(log) for log in setup.logs]
 
     def _part(self, log: LogFolder) -> ExperimentPart:
-        checksum = read_manifest(log.prepared, KIND)["sha256"]  # covers those of all arrays
+        checksum = manifest_file_checksum(log.prepared)  # covers those of all arrays
         settings: Json = {"prepared": checksum[:16], "source": None}
         if log.source is not None:
             settings["source"] = {"name": log.source.name, "bytes": _size(log.source)}

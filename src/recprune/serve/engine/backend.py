@@ -5,6 +5,7 @@ Workers share the actors of the shards; each has a connection of its own to the 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ _TRIED_K = 100
 
 def kind_and_version(folder: Path) -> tuple[str, str]:
     """Return what a folder holds, and which version of it."""
-    if folder.is_dir() and not (folder / MANIFEST).exists():
+    if folder.is_dir() and os.access(folder, os.X_OK) and not (folder / MANIFEST).exists():
         raise StorageError(
             f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
             "`recprune index build`"
@@ -112,7 +113,7 @@ def check_not_lost(index: Searched) -> None:
     """Raise what the last search or sign of life has found of a shard that is lost."""
     lost = index.lost_shards() if isinstance(index, ShardedIndex) else []
     if lost:
-        raise ShardLostError(f"nobody answers for {lost[0]}")
+        raise ShardLostError(f"no replica answers for {lost[0]}")
 
 
 def size_of(index: Searched) -> int:

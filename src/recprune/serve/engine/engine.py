@@ -21,6 +21,7 @@ from recprune.recommender import Recommendations, Recommender
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method, stopped_at
+from recprune.search.question import ItemBits
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import (
@@ -105,7 +106,7 @@ class Engine:
                 self._most(choice.k),
                 exclude_seen=exclude_seen,
                 exclude=excluded,
-                allow=allowed,
+                allow=ItemBits(allowed) if allowed is not None else None,
                 method=method,
                 deadline=choice.deadline,
                 index=self.index,
@@ -121,7 +122,8 @@ class Engine:
         if best.top is None:
             return _popular(best)
         spent = best.milliseconds
-        times = {"encode": spent["encode"], "search": spent["sub-item scores"] + spent["search"]}
+        scoring = spent.get("sub-item scores", 0.0)
+        times = {"encode": spent["encode"], "search": scoring + spent["search"]}
         explanation = None
         if choice.explain:
             embedding, excluded = best.sequence_embeddings[0], best.excluded[0]

@@ -15,9 +15,8 @@ from recprune.types import needs_extra
 with needs_extra("serve"):
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-OPEN_PATHS = frozenset(
-    {"/", "/healthz", "/readyz", "/openapi.json"}
-)  # without a key, as is `/page/`
+# Without a key, as is `/page/`.
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 _LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many requests at a time
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -87,7 +86,7 @@ class Guard:
         if not length.isdecimal() or int(length) > self._service.settings.limits.body_bytes:
             raise self._too_large()
         if path in self._admissions:
-            self._admissions[path].check()
+            self._admissions[path].refuse_if_full()
 
     def _check_origin(self, host: str, origin: str | None) -> None:
         """Refuse other people's web pages, which a browser on this machine may have open."""

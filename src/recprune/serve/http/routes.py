@@ -13,7 +13,7 @@ import numpy as np
 from recprune.data.identifiers import ExternalId
 from recprune.serve.admission import WorkPool
 from recprune.serve.configuration import Limits
-from recprune.serve.engine.engine import Choice, Engine, Found
+from recprune.serve.engine.engine import Engine, Found
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
 from recprune.serve.http.errors import LimitError, NotFoundError
 from recprune.serve.http.schemas import (
@@ -70,7 +70,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         users = [asker.user for asker in askers if asker.user is not None]
         kept: dict[str, list[str]] = {}
         looked_up = 0.0
-        choice = _choice(asked, begun)
+        choice = asked.choice(begun)
         if users:
             kept = await _looked_up(service, list(map(str, users)), choice.deadline)
             looked_up = time.monotonic() - begun
@@ -102,7 +102,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
                     f"a sequence embedding has {len(row)} numbers, expected {engine.index.width}"
                 )
         embeddings = _float32(rows)
-        choice = _choice(asked, begun)
+        choice = asked.choice(begun)
 
         def answered() -> str:
             return _answers(service, engine, engine.search(embeddings, choice), {})
@@ -159,17 +159,6 @@ def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: L
 def _check_limit(name: str, value: int, most: int) -> None:
     if value > most:
         raise LimitError(f"{name} is {value}, the service allows {most}")
-
-
-def _choice(asked: RecommendRequest | SearchRequest, begun: float) -> Choice:
-    return Choice(
-        asked.k,
-        asked.exclude,
-        asked.allow,
-        asked.method,
-        None if asked.timeout_ms is None else begun + asked.timeout_ms / 1000.0,
-        asked.explain,
-    )
 
 
 def _float32(rows: list[list[float]]) -> np.ndarray[Any, np.dtype[np.float32]]:

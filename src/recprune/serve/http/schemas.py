@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from recprune.search.methods import METHODS, STOPPABLE, named
+from recprune.serve.engine.engine import Choice
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
@@ -42,6 +43,17 @@ class _ItemsRequest(_Asked):
         f"that is the true answer. For methods {named(STOPPABLE)}.",
     )
     explain: bool = Field(False, description="Say what happened in the search; takes much longer.")
+
+    def choice(self, begun: float) -> Choice:
+        """Return what the engine is asked for; `begun` is when the request came."""
+        return Choice(
+            self.k,
+            self.exclude,
+            self.allow,
+            self.method,
+            None if self.timeout_ms is None else begun + self.timeout_ms / 1000.0,
+            self.explain,
+        )
 
 
 class Asker(_Asked):
