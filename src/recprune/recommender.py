@@ -24,7 +24,7 @@ from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
-from recprune.search.methods import Default, Method, find_method, stopped_at
+from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
 from recprune.search.question import ItemBits, Searchable, mask_of
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
@@ -267,13 +267,8 @@ class Recommender:
         chosen = find_method(method)
         checked_threads(threads)
         if deadline is not None:
-            stopped_at(chosen, deadline)  # refused, if at all, before anything is computed
-        searched = self.index if index is None else index
-        if (searched.num_items, searched.width) != (self.index.num_items, self.index.width):
-            raise InputError(
-                f"index has {searched.num_items} items of width {searched.width}, expected "
-                f"{self.index.num_items} of width {self.index.width}"
-            )
+            check_can_stop(chosen)
+        searched = self._same_items(index) if index is not None else self.index
         known, unknown = self._internal(histories)
         excluded = [self._find_known(exclude)] * len(known)
         if exclude_seen:
@@ -318,6 +313,15 @@ class Recommender:
             excluded=excluded,
             top=top,
         )
+
+    def _same_items(self, index: Searchable) -> Searchable:
+        """Return an index, unless it cannot be one of the same items."""
+        if (index.num_items, index.width) != (self.index.num_items, self.index.width):
+            raise InputError(
+                f"index has {index.num_items} items of width {index.width}, expected "
+                f"{self.index.num_items} of width {self.index.width}"
+            )
+        return index
 
     def _most_popular_items(
         self, k: int, excluded: Int64Array, allowed: NDArray[Any] | None

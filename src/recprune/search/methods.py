@@ -119,10 +119,16 @@ def named(methods: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(methods[:-1]), methods[-1]]))
 
 
-def stopped_at(method: Method, deadline: float) -> Method:
-    """Return the method with what is left until a moment, by `time.monotonic()`, as its limit."""
+def check_can_stop(method: Method) -> None:
+    """Refuse a method that cannot stop early."""
     if not isinstance(method, Stoppable):
         raise InputError(f"method {method.name} cannot stop early; {named(STOPPABLE)} can")
+
+
+def stopped_at(method: Method, deadline: float) -> Method:
+    """Return the method with what is left until a moment, by `time.monotonic()`, as its limit."""
+    check_can_stop(method)
+    assert isinstance(method, Stoppable)  # noqa: S101 # for the type checker
     if math.isnan(deadline):
         raise InputError("deadline is nan, expected a moment by time.monotonic()")
     left = 1e6 * (deadline - time.monotonic())

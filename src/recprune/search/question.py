@@ -145,10 +145,8 @@ class ItemBits(NamedTuple):
 
 def mask_of(words: NDArray[np.uint64], num_items: int) -> NDArray[np.bool_]:
     """Return a set of items, given as bits, as a mask."""
-    contiguous = np.ascontiguousarray(words)
-    return np.unpackbits(contiguous.view(np.uint8), count=num_items, bitorder="little").view(
-        np.bool_
-    )
+    octets = np.ascontiguousarray(words).view(np.uint8)
+    return np.unpackbits(octets, count=num_items, bitorder="little").view(np.bool_)
 
 
 def native_restrictions(question: Question) -> _native.Restrictions | None:

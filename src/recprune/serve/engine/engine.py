@@ -20,7 +20,7 @@ from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
-from recprune.search.methods import METHODS, Method, stopped_at
+from recprune.search.methods import METHODS, Method, check_can_stop, stopped_at
 from recprune.search.question import ItemBits
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import ServeSettings
@@ -215,7 +215,7 @@ class Engine:
         method = METHODS[choice.method]
         if choice.deadline is not None:
             try:
-                stopped_at(method, choice.deadline)
+                check_can_stop(method)
             except InputError as error:
                 raise InputError(f"timeout_ms: {error}") from None
         return affordable(method, self.index)
