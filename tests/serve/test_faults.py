@@ -113,6 +113,22 @@ def test_a_worker_that_cannot_start_again_does_not_end_the_service(
         assert items_of(service.recommend(history=HISTORY, k=5)) == expected(saved[1])
 
 
+def test_workers_end_with_a_supervisor_that_left_messages_unread(folder: Path) -> None:
+    service = Service(folder)
+    workers = service.workers
+    assert service.client.get("/healthz").status_code == 200  # its connection is kept
+    os.kill(service.process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as other, suppress(httpx.HTTPError):
+        asked = other.submit(service.client.post, "/admin/reload", json={}, timeout=20)
+        time.sleep(0.5)  # the worker has passed it on
+        service.process.kill()
+        asked.result()
+    service.stop()
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in workers), "the workers' end"
+    )
+
+
 def test_workers_end_with_their_supervisor(folder: Path) -> None:
     service = Service(folder, "--workers", "2")
     workers = service.workers

@@ -113,24 +113,28 @@ class _Supervised:
         listener.cancel()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            message = from_line(line)
-            if message.word == "ping":
-                self._send(Message("pong"))
-            elif message.word == "load":
-                self._begin_to_load(message.number)
-            elif message.word == "swap":
-                self._swap(message)
-            elif message.word == "drop":
-                self._wanted, self._candidate = 0, None
-                self._service.metrics.set_reloads(message.reloads)
-            elif message.word == "outcome":
-                answered = self._askers[: message.answered]
-                self._askers = self._askers[message.answered :]
-                for asker in answered:
-                    if not asker.done():
-                        asker.set_result(message)
+        # A supervisor that was killed with messages unread resets the line, or cuts one short.
+        with contextlib.suppress(ConnectionError, ValueError):
+            while line := await reader.readline():
+                self._handle(from_line(line))
         self._server.end()  # the supervisor is gone: nothing would replace or stop us
+
+    def _handle(self, message: Message) -> None:
+        if message.word == "ping":
+            self._send(Message("pong"))
+        elif message.word == "load":
+            self._begin_to_load(message.number)
+        elif message.word == "swap":
+            self._swap(message)
+        elif message.word == "drop":
+            self._wanted, self._candidate = 0, None
+            self._service.metrics.set_reloads(message.reloads)
+        elif message.word == "outcome":
+            answered = self._askers[: message.answered]
+            self._askers = self._askers[message.answered :]
+            for asker in answered:
+                if not asker.done():
+                    asker.set_result(message)
 
     def _begin_to_load(self, number: int) -> None:
         if self._loading is not None and not self._loading.done():
