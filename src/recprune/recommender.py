@@ -163,12 +163,14 @@ class Recommender:
         cls, prepared: Prepared, model: SequenceModel, settings: Settings
     ) -> Recommender:
         """Put a model together with the catalogue that it was trained on."""
-        from recprune.training.checkpoint import model_arrays
+        from recprune.preparation.codebook import code_dtype
+        from recprune.training.checkpoint import CODES, SUB_ITEM_EMBEDDINGS, model_arrays
 
         weights = model_arrays(model)
+        codes: NDArray[Any]
         if settings.model.embedding == "recjpq":
-            codes: NDArray[Any] = prepared.codes
-            embeddings = weights["embedding.sub_item_embeddings"]
+            embeddings = weights[SUB_ITEM_EMBEDDINGS]
+            codes = weights[CODES].astype(code_dtype(embeddings.shape[1]))
         else:
             # One split in which every item is its own sub-item: the same scores, and no new case.
             codes, embeddings = _own_sub_items(weights["embedding.item_embeddings"])

@@ -187,10 +187,11 @@ def test_recjpq_has_no_table_of_all_item_vectors(architecture: str) -> None:
     assert sizes(200, "full")["embedding.item_embeddings"] == 200 * WIDTH
 
 
-def test_codes_are_one_byte_each_and_no_part_of_the_weights() -> None:
+def test_codes_are_one_byte_each_and_saved_but_not_trained() -> None:
     embedding = RecJPQEmbedding(codes_of(20), 8, 16)
     assert embedding.codes.dtype == torch.uint8
-    assert set(embedding.state_dict()) == {"sub_item_embeddings"}
+    assert set(embedding.state_dict()) == {"codes", "sub_item_embeddings"}
+    assert [name for name, _ in embedding.named_parameters()] == ["sub_item_embeddings"]
     assert RecJPQEmbedding(codes_of(400, 2, 300), 300, 16).codes.max() == 299
 
 

@@ -157,6 +157,26 @@ def test_two_workers_train_what_one_does(tmp_path: Path) -> None:
     assert (tmp_path / "two" / "training.png").stat().st_size > 1000
 
 
+def test_two_workers_learn_the_codes_that_one_does(tmp_path: Path) -> None:
+    prepared = cycle(41)
+    settings = settings_of(
+        dropout=0.0,
+        max_epochs=3,
+        full_epochs=1,
+        codes="learnt",
+        num_splits=4,
+        num_sub_items=4,
+        loss="softmax",
+        negatives="shared",
+        num_in_batch=3,
+    )
+    prepared.save(tmp_path / "prepared")
+    train(prepared, settings, tmp_path / "one", device="cpu")
+    arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two")]
+    assert main([*arguments, "--workers", "2", "--device", "cpu", *words(changed(settings))]) == 0
+    assert_nearly_the_same(tmp_path / "two", tmp_path / "one")
+
+
 def test_torchrun_starts_workers_as_well(tmp_path: Path) -> None:
     """More of them than a minibatch has rows; and their number need not be given."""
     prepared = cycle(5, 15, 10)

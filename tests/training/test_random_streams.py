@@ -13,6 +13,7 @@ def test_a_stream_is_the_generator_of_seed_number_and_step() -> None:
         ("WINDOWS", 2),
         ("STEP", 3),
         ("VALIDATION_USERS", 4),
+        ("CODES", 5),
     ]
     for stream in Stream:
         expected = np.random.default_rng([7, stream.value, 5, 3]).random(4)

@@ -48,7 +48,10 @@ def test_padding_changes_neither_loss_nor_weights(
     settings = settings_of(architecture=architecture, dropout=0.0, pruning_weight=pruning_weight)
     minibatch = make_minibatch(prepared, np.arange(8), settings, 0, 0)
 
-    def same_negatives(_: int, shape: tuple[int, int], device: torch.device) -> Tensor:
+    def same_negatives(
+        _: int, shape: tuple[int, int], *, device: torch.device, generator: None
+    ) -> Tensor:
+        assert generator is None
         return torch.arange(shape[1], device=device).expand(shape)
 
     monkeypatch.setattr(torch, "randint", same_negatives)
@@ -57,7 +60,7 @@ def test_padding_changes_neither_loss_nor_weights(
         torch.manual_seed(0)
         model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
         optimiser = torch.optim.SGD(model.parameters(), 0.1)  # Adam would magnify rounding
-        step = SingleStep(model, optimiser, settings, torch.device("cpu"), compiled=False)
+        step = SingleStep(model, optimiser, settings, prepared, torch.device("cpu"), compiled=False)
         return float(step(shown, 0, 0)), [value.detach() for value in model.parameters()]
 
     loss, weights = one_step(minibatch)

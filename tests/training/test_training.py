@@ -26,7 +26,7 @@ from recprune.data.identifiers import IntegerIds
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.training.checkpoint import load_model
+from recprune.training.checkpoint import load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
 from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
@@ -62,6 +62,12 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "sasrec, bce": {"loss": "bce", "num_negatives": 1},
     "sasrec, gbce": {"loss": "gbce"},
     "sasrec, softmax": {"loss": "softmax"},
+    "sasrec, shared negatives": {"loss": "softmax", "negatives": "shared", "num_in_batch": 8,
+                                 "logq": True},
+    "sasrec, cross-entropy": {"loss": "cross_entropy"},
+    "sasrec, random codes": {"loss": "softmax", "codes": "random"},
+    "sasrec, learnt codes": {"loss": "softmax", "codes": "learnt", "num_splits": 4,
+                             "num_sub_items": 8, "full_epochs": 10, "max_epochs": 60},
     "sasrec, full, 2 heads": {"loss": "gbce", "embedding": "full", "num_heads": 2},
     "bert4rec": {"architecture": "bert4rec", "loss": "softmax", "learning_rate": 0.003,
                  "batch_size": 60, "max_epochs": 150},
@@ -170,11 +176,42 @@ def untrained(prepared: Prepared, settings: Settings) -> SequenceModel:
     return build_model(settings.model, prepared.codes, prepared.num_sub_items)
 
 
+def test_learnt_codes_are_saved_with_the_model_and_are_its_own(tmp_path: Path) -> None:
+    prepared = cycle()
+    settings = settings_of(**LEARNT)
+    reports = run(prepared, settings, tmp_path)
+    assert not reports[0].best  # not cut yet: nothing could be saved
+    saved = weights(tmp_path)
+    assert saved["embedding.codes"].shape == (20, 4)
+    assert not np.array_equal(saved["embedding.codes"], prepared.codes)
+    assert "embedding.item_embeddings" not in saved  # the shadow table is gone
+    model, _ = load_model(tmp_path, prepared)
+    assert max(report.ndcg for report in reports[1:]) == validation_ndcg(model, prepared, settings)
+    report = load_code_report(tmp_path)
+    assert report is not None
+    assert 0 <= report.unused_sub_items < 16
+    assert 0.0 < report.quantisation_error < 1.0
+
+
+def test_a_training_that_ends_before_its_codes_are_cut_saves_some_all_the_same(
+    tmp_path: Path,
+) -> None:
+    prepared, settings = cycle(), settings_of(**LEARNT | {"full_epochs": 2})
+    (report,) = run(prepared, settings, tmp_path, max_seconds=1e-9)
+    assert report.best
+    assert weights(tmp_path)["embedding.codes"].shape == (20, 4)
+    run(prepared, settings, tmp_path, resume=True)
+
+
 # Stopping and going on ---------------------------------------------------------------------------
 
 
-def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path) -> None:
-    prepared, settings = cycle(), settings_of(max_epochs=6)
+LEARNT = {"codes": "learnt", "num_splits": 4, "num_sub_items": 4, "full_epochs": 1}
+
+
+@pytest.mark.parametrize("values", [{}, LEARNT], ids=["svd", "learnt"])
+def test_a_run_in_two_parts_is_the_run_in_one(tmp_path: Path, values: dict[str, Any]) -> None:
+    prepared, settings = cycle(), settings_of(max_epochs=6, **values)
     run(prepared, settings, tmp_path / "whole")
     first = run(prepared, settings.with_values({"max_epochs": 2}), tmp_path / "parts")
     second = run(prepared, settings, tmp_path / "parts", resume=True)

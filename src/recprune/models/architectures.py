@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import copy
+from typing import TypeAlias, cast
 
 from recprune.models.bert4rec import BERT4Rec
-from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
+from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
+from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
-from recprune.types import CodeArray
+from recprune.types import CodeArray, needs_extra
+
+with needs_extra("train"):
+    from torch import nn
 
 SequenceModel: TypeAlias = SASRec | BERT4Rec
 
@@ -17,9 +22,21 @@ ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {"sasrec": SASRec, "ber
 
 def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:
     """Return an untrained model of a catalogue with the given codes."""
-    embedding = (
-        RecJPQEmbedding(codes, num_sub_items, settings.width)
-        if settings.embedding == "recjpq"
-        else FullEmbedding(len(codes), settings.width)
-    )
+    embedding: ItemEmbedding
+    if settings.embedding == "full":
+        embedding = FullEmbedding(len(codes), settings.width)
+    else:
+        embedding = RecJPQEmbedding(codes, num_sub_items, settings.width)
     return ARCHITECTURES[settings.architecture](embedding, settings)
+
+
+def build_learning_model(settings: ModelSettings, num_items: int) -> SequenceModel:
+    """Return an untrained model that learns the codes of its items."""
+    return ARCHITECTURES[settings.architecture](LearntEmbedding(num_items, settings), settings)
+
+
+def with_embedding(model: SequenceModel, embedding: ItemEmbedding) -> SequenceModel:
+    """Return a model with the encoder of another, shared, and an item embedding of its own."""
+    twin = copy.copy(model)
+    twin._modules = {**model._modules, "embedding": cast(nn.Module, embedding)}
+    return twin

@@ -30,6 +30,10 @@ class ItemEmbedding(Protocol):
         """Return the vectors of items, [..., d]."""
         ...
 
+    def all_vectors(self) -> Tensor:
+        """Return the vectors of all items, [items, d]: for catalogues that are small."""
+        ...
+
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
         """Return the scores of given items: [positions, d] and [positions, c] → [positions, c]."""
         ...
@@ -41,6 +45,16 @@ class ItemEmbedding(Protocol):
     def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
         """Return the scores of items first … last − 1 from that, [positions, last − first]."""
         ...
+
+
+def dot_products(embedding: ItemEmbedding, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
+    """Return the scores of given items from their vectors, [positions, c]."""
+    with torch.autocast(sequence_embeddings.device.type, enabled=False):
+        states = sequence_embeddings.float()
+        # For few items, all scores of a position are less than the vectors of its candidates.
+        if embedding.num_items <= items.shape[1] * embedding.width:
+            return (states @ embedding.all_vectors().T).gather(1, items)
+        return torch.einsum("pd,pcd->pc", states, embedding.vectors(items))
 
 
 class RecJPQEmbedding(nn.Module):
@@ -58,15 +72,17 @@ class RecJPQEmbedding(nn.Module):
         self.width = width
         shape = (num_splits, num_sub_items, width // num_splits)
         self.sub_item_embeddings = nn.Parameter(torch.randn(shape) * _INITIAL_SCALE)
-        # Not trained and not part of a checkpoint: it is the codebook's.
-        narrow = np.uint8 if num_sub_items <= 256 else np.int32
-        self.register_buffer("codes", torch.from_numpy(np.array(codes, narrow)), persistent=False)
+        narrow = np.uint8 if num_sub_items <= 256 else np.int32  # torch has no uint16 worth using
+        self.register_buffer("codes", torch.from_numpy(np.array(codes, narrow)))
 
     def vectors(self, items: Tensor) -> Tensor:
         """Return the vectors of items: their sub-item vectors, one after the other."""
         flat = self._flat_codes(items)
         table = self.sub_item_embeddings.flatten(0, 1)  # [M · B, d / M]
         return nn.functional.embedding(flat, table).flatten(-2)
+
+    def all_vectors(self) -> Tensor:
+        return self.vectors(torch.arange(self.num_items, device=self.codes.device))
 
     def score_table(self, sequence_embeddings: Tensor) -> Tensor:
         """Return the sub-item scores S, [positions, M, B]."""
@@ -111,14 +127,11 @@ class FullEmbedding(nn.Module):
     def vectors(self, items: Tensor) -> Tensor:
         return nn.functional.embedding(items, self.item_embeddings)
 
+    def all_vectors(self) -> Tensor:
+        return self.item_embeddings
+
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
-        """Return the scores of given items: the dot products with their vectors."""
-        # For few items, all scores of a position are less than the vectors of its candidates.
-        with torch.autocast(sequence_embeddings.device.type, enabled=False):
-            states = sequence_embeddings.float()
-            if self.num_items <= items.shape[1] * self.width:
-                return (states @ self.item_embeddings.T).gather(1, items)
-            return torch.einsum("pd,pcd->pc", states, self.vectors(items))
+        return dot_products(self, sequence_embeddings, items)
 
     def score_table(self, sequence_embeddings: Tensor) -> Tensor:
         """Return the sequence embeddings themselves."""

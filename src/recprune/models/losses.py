@@ -38,6 +38,7 @@ def find_loss(settings: TrainingSettings, num_items: int) -> LossFunction:
         "bce": bce,
         "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
         "softmax": sampled_softmax,
+        "cross_entropy": sampled_softmax,  # over negatives that are all other items
     }
     return losses[settings.loss]
 

@@ -12,9 +12,13 @@ from recprune.types import InputError, Json
 
 Architecture = Literal["sasrec", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full"]
-Loss = Literal["bce", "gbce", "softmax"]
+Codes = Literal["svd", "random", "learnt"]
+Loss = Literal["bce", "gbce", "softmax", "cross_entropy"]
+Negatives = Literal["own", "shared"]
 Windows = Literal["last", "random"]
 PruningLoss = Literal["agreement", "concentration"]
+
+_MAX_LEARNT = 256  # sub-items of learnt codes: as many as a byte can tell apart
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,32 @@ class ModelSettings:
     num_heads: int = 1
     length: int = 200  # the longest history that is looked at
     dropout: float = 0.2
+    codes: Codes = "svd"  # of recjpq: those of the prepared log, drawn anew, or learnt in training
+    num_splits: int = 8  # M of learnt codes; others have those of the prepared log
+    num_sub_items: int = 256  # B, likewise
 
     def __post_init__(self) -> None:
         _check_choice(self, "architecture", Architecture)
         _check_choice(self, "embedding", EmbeddingKind)
-        for name in ("width", "num_blocks", "num_heads", "length"):
+        _check_choice(self, "codes", Codes)
+        for name in ("num_splits", "num_sub_items", "width", "num_blocks", "num_heads", "length"):
             _check_count(self, name)
+        if not 2 <= self.num_sub_items <= _MAX_LEARNT:
+            raise InputError(f"num_sub_items is {self.num_sub_items}, expected 2 to {_MAX_LEARNT}")
+        if self.learns_codes and self.width % self.num_splits:
+            raise InputError(
+                f"width {self.width} is not a multiple of num_splits {self.num_splits}"
+            )
         if self.width % self.num_heads:
             raise InputError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
         _check_number(self, "dropout")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout is {self.dropout}, expected 0 to below 1")
+
+    @property
+    def learns_codes(self) -> bool:
+        """Whether codes are an output of training."""
+        return self.embedding == "recjpq" and self.codes == "learnt"
 
 
 @dataclass(frozen=True)
@@ -59,11 +78,17 @@ class TrainingSettings:
     exclude_seen: bool = False  # from the validation ranking
     pruning_loss: PruningLoss = "agreement"  # what makes a model easier to prune
     pruning_weight: float = 0.0  # of that, beside the loss; 0: without
+    negatives: Negatives = "own"  # of every position, or drawn once for a minibatch
+    num_in_batch: int = 0  # targets of other positions that join the shared negatives
+    logq: bool = False  # correct shared negatives of softmax by how often they are drawn
+    full_epochs: int = 20  # before learnt codes are cut from full vectors
+    commitment: float = 0.1  # how strongly a vector is drawn to that of its learnt code
     validation_users: int = 1024
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_choice(self, "loss", Loss)
+        _check_choice(self, "negatives", Negatives)
         _check_choice(self, "windows", Windows)
         _check_choice(self, "pruning_loss", PruningLoss)
         for name in (
@@ -75,9 +100,22 @@ class TrainingSettings:
             "validation_users",
         ):
             _check_count(self, name)
+        for name in ("num_in_batch", "full_epochs"):
+            _check_count(self, name, least=0)
         if self.loss == "bce" and self.num_negatives != 1:
             raise InputError(f"loss bce has one negative, num_negatives is {self.num_negatives}")
-        for name in ("calibration", "learning_rate", "clip_norm", "mask_share", "pruning_weight"):
+        if self.negatives == "own" and (self.num_in_batch or self.logq):
+            raise InputError("num_in_batch and logq need shared negatives: negatives is own")
+        if self.logq and self.loss != "softmax":
+            raise InputError(f"logq corrects the loss softmax; loss is {self.loss}")
+        for name in (
+            "calibration",
+            "learning_rate",
+            "clip_norm",
+            "mask_share",
+            "pruning_weight",
+            "commitment",
+        ):
             _check_number(self, name)
         if not 0.0 <= self.calibration <= 1.0:
             raise InputError(f"calibration is {self.calibration}, expected 0 to 1")
@@ -89,8 +127,11 @@ class TrainingSettings:
             raise InputError(f"pruning_weight is {self.pruning_weight}, expected 0 (none) or more")
         if not 0.0 < self.mask_share < 1.0:
             raise InputError(f"mask_share is {self.mask_share}, expected between 0 and 1")
-        if not isinstance(self.exclude_seen, bool):
-            raise InputError(f"exclude_seen is {self.exclude_seen!r}, expected true or false")
+        if not self.commitment >= 0.0:
+            raise InputError(f"commitment is {self.commitment}, expected 0 (none) or more")
+        for name in ("exclude_seen", "logq"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected true or false")
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed!r}, expected an integer from 0 to below 2^63")
@@ -106,6 +147,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.training.pruning_weight and self.model.embedding != "recjpq":
             raise InputError("pruning_weight needs sub-items: embedding is not recjpq")
+        if self.training.pruning_weight and self.model.learns_codes:
+            raise InputError("pruning_weight needs codes that stay: codes is learnt")
+        if self.model.learns_codes and self.training.full_epochs >= self.training.max_epochs:
+            raise InputError(
+                f"full_epochs is {self.training.full_epochs}, expected less than max_epochs "
+                f"{self.training.max_epochs}: codes are learnt after them"
+            )
 
     def to_json(self) -> Json:
         """Return all settings as plain values."""
@@ -164,10 +212,11 @@ def _check_choice(settings: object, name: str, choices: Any) -> None:
         raise InputError(f"{name} is {value!r}, expected one of {', '.join(get_args(choices))}")
 
 
-def _check_count(settings: object, name: str) -> None:
+def _check_count(settings: object, name: str, *, least: int = 1) -> None:
     value = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} is {value!r}, expected a positive integer")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        expected = "a positive integer" if least else "0 or a positive integer"
+        raise InputError(f"{name} is {value!r}, expected {expected}")
 
 
 def _check_number(settings: object, name: str) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
-from recprune.data.interactions import Interactions
 from recprune.preparation.k_means import k_means, nearest_centroids
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
@@ -35,6 +34,9 @@ from recprune.types import (
     no_progress,
     random_generator,
 )
+
+if TYPE_CHECKING:
+    from recprune.data.interactions import Interactions
 
 KIND = "codebook"
 _VERSION = 1

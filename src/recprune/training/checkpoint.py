@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.learnt_codes import CodeReport
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.tensors import load_tensors, save_tensors
@@ -23,6 +24,9 @@ with needs_extra("train"):
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 EPOCHS = "epochs.jsonl"
+# Arrays of a model that others look for.
+CODES = "embedding.codes"
+SUB_ITEM_EMBEDDINGS = "embedding.sub_item_embeddings"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's, for every parameter
 
 
@@ -114,11 +118,11 @@ def load_checkpoint(
 def training_tensors(
     model: SequenceModel, optimiser: torch.optim.Adam, state: State
 ) -> list[torch.Tensor]:
-    """Return the tensors that a broadcast overwrites: weights, and Adam's moments.
+    """Return the tensors that a broadcast overwrites: weights, buffers and Adam's moments.
 
     There are moments from the first step on; a worker that has not loaded them makes empty ones.
     """
-    tensors = [parameter.detach() for parameter in model.parameters()]
+    tensors = [value.detach() for value in model.state_dict().values()]
     if state.epoch or state.batch:
         for parameter in model.parameters():
             moments = optimiser.state[parameter]
@@ -132,15 +136,28 @@ def training_tensors(
 
 
 def save_model(
-    folder: Path, settings: Settings, model: SequenceModel, checksum: str, ndcg: float
+    folder: Path,
+    settings: Settings,
+    model: SequenceModel,
+    checksum: str,
+    ndcg: float,
+    codes: CodeReport | None = None,
 ) -> None:
-    """Write the weights alone, with what they were trained on."""
+    """Write the weights alone, codes included, with what they were trained on."""
     metadata = {
         "settings": json.dumps(settings.to_json()),
         "prepared": checksum,
         "validation_ndcg": repr(ndcg),
     }
+    if codes is not None:
+        metadata["codes"] = json.dumps(asdict(codes))
     save_tensors(folder / MODEL, model_arrays(model), metadata)
+
+
+def load_code_report(folder: str | Path) -> CodeReport | None:
+    """Return how well the learnt codes of a model tell items apart; None if it learnt none."""
+    _, metadata = load_tensors(Path(folder) / MODEL)
+    return CodeReport(**json.loads(metadata["codes"])) if "codes" in metadata else None
 
 
 def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, Settings]:
@@ -168,18 +185,21 @@ def model_from_arrays(
     num_sub_items: int,
     arrays: Mapping[str, NDArray[Any]],
 ) -> SequenceModel:
+    """Return a model from its arrays; one that was saved without its codes has the given ones."""
+    if CODES in arrays:
+        codes, num_sub_items = arrays[CODES], arrays[SUB_ITEM_EMBEDDINGS].shape[1]
     model = build_model(settings.model, codes, num_sub_items)
     _load_weights(model, arrays)
     return model.eval()
 
 
 def model_arrays(model: SequenceModel) -> dict[str, NDArray[Any]]:
-    return {
-        name: value.detach().float().cpu().numpy() for name, value in model.state_dict().items()
-    }
+    return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
 
 
 def _load_weights(model: SequenceModel, arrays: Mapping[str, NDArray[Any]]) -> None:
+    if CODES in model.state_dict():  # an earlier version did not save them with the weights
+        arrays = {CODES: model_arrays(model)[CODES], **arrays}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: array.shape for name, array in arrays.items()}
     if expected != found:

@@ -6,6 +6,7 @@ checkpoint has all that is carried from step to step, and chance is not (`random
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -18,9 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from recprune.evaluation.metrics import RelevantRanks, ndcg
-from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.architectures import (
+    SequenceModel,
+    build_learning_model,
+    build_model,
+    with_embedding,
+)
+from recprune.models.learnt_codes import CodeReport, LearntEmbedding
 from recprune.models.ranking import encode_histories, target_ranks
 from recprune.models.settings import Settings
+from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
 from recprune.storage import MANIFEST, writing_file
 from recprune.training.checkpoint import (
@@ -105,6 +113,8 @@ def train(
         step, stop_asked = _make_step(training, compiled, workers, asked_to_stop)
         while not training.is_finished() and not time_is_up:
             epoch, first_number = training.state.epoch, training.state.batch
+            if training.begin_epoch(workers):
+                step, stop_asked = _make_step(training, compiled, workers, asked_to_stop)
             users = epoch_users(prepared, settings, epoch)  # [users of the epoch]
             num_steps = -(-len(users) // size)
             epoch_begun = time.monotonic()
@@ -149,7 +159,7 @@ class _Training:
         self.device = device
         self.checksum = prepared.checksum()
         torch.manual_seed(settings.training.seed)
-        self.model = build_model(settings.model, prepared.codes, prepared.num_sub_items).to(device)
+        self.model = _untrained(settings, prepared).to(device)
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)  # chance and streams are those of the current one
@@ -174,6 +184,23 @@ class _Training:
         if workers.count > 1:
             workers.broadcast(training_tensors(self.model, self.optimiser, self.state))
         self._begun = time.monotonic() - self.state.seconds
+
+    def begin_epoch(self, workers: Workers) -> bool:
+        """Look after learnt codes; return whether steps are different ones from now on."""
+        embedding = self.model.embedding
+        if not isinstance(embedding, LearntEmbedding) or self.state.batch:
+            return False
+        rng = stream_generator(self.settings.training.seed, Stream.CODES, self.state.epoch)
+        is_due = self.state.epoch >= self.settings.training.full_epochs
+        if embedding.quantises:
+            embedding.revive(rng)
+        elif is_due:
+            embedding.cut(rng)
+        else:
+            return False
+        if workers.count > 1:
+            workers.broadcast(embedding.buffers())
+        return is_due and self.state.epoch == self.settings.training.full_epochs
 
     def is_finished(self) -> bool:
         training = self.settings.training
@@ -211,11 +238,14 @@ class _Training:
     ) -> Json:
         """Judge an epoch, keep what it brought, and return where the training stands."""
         state = self.state
-        ndcg_10 = validation_ndcg(self.model, self.prepared, self.settings)
+        time_is_up = time.monotonic() >= ends_at
+        model, codes, is_final = self._deployed(time_is_up)
+        ndcg_10 = validation_ndcg(model, self.prepared, self.settings)
         # As long as nothing at all is found, and without validation users, the newest is best.
-        best = ndcg_10 > state.best_ndcg or ndcg_10 == 0.0 == state.best_ndcg
-        state.epochs_without_best = 0 if best else state.epochs_without_best + 1
-        state.best_ndcg = max(ndcg_10, state.best_ndcg)
+        best = is_final and (ndcg_10 > state.best_ndcg or ndcg_10 == 0.0 == state.best_ndcg)
+        if is_final:
+            state.epochs_without_best = 0 if best else state.epochs_without_best + 1
+            state.best_ndcg = max(ndcg_10, state.best_ndcg)
         state.steps += num_steps
         state.seconds = self.seconds()
         state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
@@ -223,13 +253,28 @@ class _Training:
             state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds
         )
         if best:
-            save_model(self.folder, self.settings, self.model, self.checksum, ndcg_10)
+            save_model(self.folder, self.settings, model, self.checksum, ndcg_10, codes)
         _append_line(self.folder / EPOCHS, report)
         on_epoch(report)
-        time_is_up = time.monotonic() >= ends_at
         if time_is_up or self.is_finished() or not (self.folder / CHECKPOINT).exists():
             self.save()
         return {"state": asdict(state), "time_is_up": time_is_up}
+
+    def _deployed(self, time_is_up: bool) -> tuple[SequenceModel, CodeReport | None, bool]:
+        """Return the model as it would be saved, and whether it can be.
+
+        A table that is not cut yet cannot: it is only judged. If time is up, a copy is cut.
+        """
+        embedding = self.model.embedding
+        if not isinstance(embedding, LearntEmbedding):
+            return self.model, None, True
+        if time_is_up and not embedding.quantises:
+            embedding = copy.deepcopy(embedding)
+            embedding.cut(stream_generator(self.settings.training.seed, Stream.CODES))
+        if not embedding.quantises:
+            return self.model, None, False
+        deployed = with_embedding(self.model, embedding.as_recjpq())
+        return deployed, embedding.report(), True
 
     def _first_state(self, resume: bool) -> State:
         """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
@@ -253,15 +298,32 @@ class _Training:
         return State()
 
 
+def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
+    if settings.model.learns_codes:
+        return build_learning_model(settings.model, prepared.num_items)
+    codes, num_sub_items = prepared.codes, prepared.num_sub_items
+    if settings.model.codes == "random":
+        drawn = assign_random(
+            prepared.num_items,
+            num_splits=codes.shape[1],
+            num_sub_items=num_sub_items,
+            seed=settings.training.seed,
+        )
+        codes = drawn.codes
+    return build_model(settings.model, codes, num_sub_items)
+
+
 def _make_step(
     training: _Training, compiled: bool, workers: Workers, asked_to_stop: Callable[[], bool]
 ) -> tuple[Step, Callable[[], bool]]:
     """Return the step, and what tells after it whether any worker was asked to stop."""
     model, optimiser = training.model, training.optimiser
-    settings, device = training.settings, training.device
+    settings, prepared, device = training.settings, training.prepared, training.device
     if workers.count == 1:
-        return SingleStep(model, optimiser, settings, device, compiled), asked_to_stop
-    shared = SharedStep(model, optimiser, settings, device, compiled, workers, asked_to_stop)
+        return SingleStep(model, optimiser, settings, prepared, device, compiled), asked_to_stop
+    shared = SharedStep(
+        model, optimiser, settings, prepared, device, compiled, workers, asked_to_stop
+    )
     return shared, shared.stop_asked
 
 

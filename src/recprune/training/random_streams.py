@@ -20,6 +20,7 @@ class Stream(IntEnum):
     WINDOWS = 2  # which part of a history is shown, and which of its items are masked
     STEP = 3  # negatives and dropout
     VALIDATION_USERS = 4
+    CODES = 5  # where k-means begins, and where unused sub-items are put
 
 
 def stream_generator(seed: int, stream: Stream, *numbers: int) -> np.random.Generator:

@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 from recprune.models.architectures import SequenceModel
 from recprune.models.embedding import RecJPQEmbedding
+from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.losses import agreement, concentration, find_loss
 from recprune.models.settings import Settings, TrainingSettings
+from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
+from recprune.training.negatives import Negatives
 from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
 
@@ -35,15 +38,17 @@ class SingleStep:
         model: SequenceModel,
         optimiser: torch.optim.Optimizer,
         settings: Settings,
+        prepared: Prepared,
         device: torch.device,
         compiled: bool,
     ) -> None:
         self._optimiser = optimiser
         self._settings = settings.training
         self._device = device
-        self._num_items = model.embedding.num_items
+        self._embedding = model.embedding
         self._parameters = list(model.parameters())
-        self._loss_sum = _loss_sum(model, settings.training, device)
+        self._negatives = Negatives(model, settings.training, prepared, device)
+        self._loss_sum = _loss_sum(model, settings.training, self._negatives, device)
         self._loss = torch.compile(self._mean_loss, dynamic=True) if compiled else self._mean_loss
         self._take = _Replayed(self._update, device) if device.type == "cuda" else self._update
 
@@ -57,23 +62,25 @@ class SingleStep:
             torch.default_generator.manual_seed(seed)
         return self._take(*(torch.from_numpy(array) for array in minibatch.arrays()))
 
-    def _update(self, *arrays: Tensor) -> Tensor:
+    def _update(
+        self, items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
+    ) -> Tensor:
+        negatives = self._negatives.draw(targets, len(targets))
         self._optimiser.zero_grad()
-        loss = self._loss(*arrays)
+        loss = self._loss(items, places, segments, positions, targets, negatives)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._settings.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._optimiser.step()
+        embedding = self._embedding
+        if isinstance(embedding, LearntEmbedding) and embedding.quantises:
+            touched = self._negatives.touched(items, targets.clamp(min=0), negatives)
+            embedding.follow(embedding.tally(touched))
         return loss.detach()
 
-    def _mean_loss(
-        self, items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
-    ) -> Tensor:
-        # Uniform, and drawn where they are needed.
-        shape = (len(targets), self._settings.num_negatives)
-        negatives = torch.randint(self._num_items, shape, device=self._device)
-        total = self._loss_sum(items, places, segments, positions, targets, negatives)
-        return total / (targets >= 0).sum()
+    def _mean_loss(self, *arrays: Tensor) -> Tensor:
+        *_, targets, _ = arrays
+        return self._loss_sum(*arrays) / (targets >= 0).sum()
 
 
 class SharedStep:
@@ -90,6 +97,7 @@ class SharedStep:
         model: SequenceModel,
         optimiser: torch.optim.Optimizer,
         settings: Settings,
+        prepared: Prepared,
         device: torch.device,
         compiled: bool,
         workers: Workers,
@@ -100,8 +108,9 @@ class SharedStep:
         self._device = device
         self._workers = workers
         self._asked_to_stop = asked_to_stop
-        self._num_items = model.embedding.num_items
-        loss_sum = _loss_sum(model, settings.training, device)
+        self._embedding = model.embedding
+        self._negatives = Negatives(model, settings.training, prepared, device)
+        loss_sum = _loss_sum(model, settings.training, self._negatives, device)
         self._loss_sum = torch.compile(loss_sum, dynamic=True) if compiled else loss_sum
         self._parameters = list(model.parameters())
         sizes = [parameter.numel() for parameter in self._parameters]
@@ -114,42 +123,58 @@ class SharedStep:
     def __call__(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
         """Take one step, and return the loss of the whole minibatch."""
         self._buffer.zero_()
-        self._add_part(minibatch, epoch, number)
+        touched = self._add_part(minibatch, epoch, number)
         self._asked.fill_(self._asked_to_stop())
         self._workers.all_reduce(self._buffer)
         self._stop_asked = bool(self._asked > 0)
         if self._settings.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.training.clip_norm)
         self._optimiser.step()
+        self._follow(touched)
         return self._loss[0]
 
     def stop_asked(self) -> bool:
         """Return whether any worker had been asked to stop before the last step."""
         return self._stop_asked
 
-    def _add_part(self, minibatch: Minibatch, epoch: int, number: int) -> None:
+    def _add_part(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
+        """Add this worker's part of the gradient and the loss; return the items it looked at."""
         part, kept = minibatch_part(minibatch, self._workers.rank, self._workers.count)
         if not len(kept):
-            return
+            return torch.empty(0, dtype=torch.int64, device=self._device)
         count = len(minibatch.targets)
         # On a GPU the numbers depend on how many are drawn, and `SingleStep` draws for padding too.
         draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
         seed = self._settings.training.seed
         generator = torch.Generator(self._device)
         generator.manual_seed(torch_seed(seed, Stream.STEP, epoch, number))
-        shape = (draws, self._settings.training.num_negatives)
-        negatives = torch.randint(self._num_items, shape, device=self._device, generator=generator)
+        targets = torch.from_numpy(minibatch.targets).to(self._device)
+        negatives = self._negatives.draw(targets, draws, generator)
         # Dropout is each worker's own: with one seed, all parts would get the same masks.
         torch.manual_seed(torch_seed(seed, Stream.STEP, epoch, number, self._workers.rank))
         arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
-        own = negatives[torch.from_numpy(kept).to(self._device)]
-        loss = self._loss_sum(*arrays, own) / count
+        if self._settings.training.negatives == "own" and negatives.dim() == 2:
+            negatives = negatives[torch.from_numpy(kept).to(self._device)]
+        loss = self._loss_sum(*arrays, negatives) / count
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
+        items, *_, wanted = arrays
+        return self._negatives.touched(items, wanted, negatives)
+
+    def _follow(self, touched: Tensor) -> None:
+        """Let the centroids of learnt codes follow what all workers have looked at."""
+        embedding = self._embedding
+        if isinstance(embedding, LearntEmbedding) and embedding.quantises:
+            tally = embedding.tally(touched)
+            self._workers.all_reduce(tally)
+            embedding.follow(tally)
 
 
 def _loss_sum(
-    model: SequenceModel, training: TrainingSettings, device: torch.device
+    model: SequenceModel,
+    training: TrainingSettings,
+    candidates: Negatives,
+    device: torch.device,
 ) -> Callable[..., Tensor]:
     loss = find_loss(training, model.embedding.num_items)
 
@@ -162,11 +187,12 @@ def _loss_sum(
         negatives: Tensor,
     ) -> Tensor:
         wanted = targets.clamp(min=0)
-        candidates = torch.cat([wanted.unsqueeze(1), negatives], dim=1)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
-            scores = model.embedding.scores(states, candidates).float()
-        values = loss(scores[:, 0], scores[:, 1:])
+            scores = candidates.scores(states, wanted, negatives)
+        values = loss(*scores)
+        if isinstance(model.embedding, LearntEmbedding) and model.embedding.quantises:
+            values = values + training.commitment * model.embedding.distortion(wanted)
         if training.pruning_weight and isinstance(model.embedding, RecJPQEmbedding):
             table = model.embedding.score_table(states)
             if training.pruning_loss == "agreement":

@@ -115,7 +115,7 @@ class Workload:
         return cls(
             log,
             model,
-            prepared.codes,
+            trained.index.item_codes(),
             trained.index.sub_item_embeddings(),
             trained.encoder.encode(histories),
             prepared.test.items[chosen],

@@ -1,0 +1,210 @@
+"""Codes that are learnt: product quantisation inside the training loop.
+
+While a model is trained, every item has a full vector of its own, in a *shadow table*. What the
+encoder and the loss see is its quantised form: in every split, the nearest of B centroids (product
+quantisation: Jégou, Douze and Schmid, TPAMI 2011). The gradient goes straight through to the full
+vector (van den Oord, Vinyals and Kavukcuoglu, NeurIPS 2017), and the centroids follow the mean of
+the vectors that are nearest to them. So an item may change its sub-item ids at every step. In the
+end the shadow table is thrown away: codes and centroids are an ordinary RecJPQ embedding, with the
+same scores.
+
+A table that was quantised from its first step on would be cut along differences that mean nothing
+yet. So training begins with the full vectors themselves, and k-means cuts them when they are worth
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recprune.models.embedding import RecJPQEmbedding, dot_products
+from recprune.models.settings import ModelSettings
+from recprune.preparation.k_means import k_means
+from recprune.types import needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor, nn
+
+_INITIAL_SCALE = 0.05  # as of the other embeddings
+_DECAY = 0.99  # of what centroids remember of earlier steps
+_K_MEANS_ROUNDS = 25
+_K_MEANS_SAMPLE = 256  # vectors for every centroid: more change hardly anything
+_UNUSED = 0.05  # a centroid with less than this share of its fair load is put elsewhere
+_DISTANCES_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True)
+class CodeReport:
+    """How well learnt codes tell items apart."""
+
+    items_sharing_a_code: int  # with at least one other item
+    unused_sub_items: int  # of all splits together
+    quantisation_error: float  # ‖e − q‖² over the variance of e: 0 is perfect, 1 says nothing
+
+
+class LearntEmbedding(nn.Module):
+    """Full vectors while training, of which the model sees the quantised form."""
+
+    sub_item_embeddings: Tensor  # [M, B, d / M]: the centroids
+    loads: Tensor  # [M, B]: how many vectors were nearest, decayed
+    sums: Tensor  # [M, B, d / M]: of these vectors, decayed
+    is_quantised: Tensor  # []: 0 as long as full vectors are trained
+
+    def __init__(self, num_items: int, settings: ModelSettings) -> None:
+        super().__init__()
+        self.num_items = num_items
+        self.width = settings.width
+        self.num_splits = settings.num_splits
+        self.num_sub_items = settings.num_sub_items
+        self.item_embeddings = nn.Parameter(torch.randn(num_items, self.width) * _INITIAL_SCALE)
+        shape = (self.num_splits, self.num_sub_items, self.width // self.num_splits)
+        self.register_buffer("sub_item_embeddings", torch.zeros(shape))
+        self.register_buffer("loads", torch.zeros(shape[:2]))
+        self.register_buffer("sums", torch.zeros(shape))
+        self.register_buffer("is_quantised", torch.zeros(()))
+        self.quantises = False  # as `is_quantised`, where asking a device would take long
+
+    # What an encoder asks -------------------------------------------------------------------------
+
+    def vectors(self, items: Tensor) -> Tensor:
+        """Return the quantised vectors of items; gradients reach the full ones."""
+        return self._straight_through(nn.functional.embedding(items, self.item_embeddings))
+
+    def all_vectors(self) -> Tensor:
+        return self._straight_through(self.item_embeddings)
+
+    def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
+        return dot_products(self, sequence_embeddings, items)
+
+    def score_table(self, sequence_embeddings: Tensor) -> Tensor:
+        """Return the sequence embeddings themselves."""
+        return sequence_embeddings
+
+    def scores_of_range(self, table: Tensor, first: int, last: int) -> Tensor:
+        return table @ self.vectors(torch.arange(first, last, device=table.device)).T
+
+    # What training asks ---------------------------------------------------------------------------
+
+    def distortion(self, items: Tensor) -> Tensor:
+        """Return ½‖e − q‖² of items, [...], with a gradient for the full vectors alone."""
+        full = nn.functional.embedding(items, self.item_embeddings)
+        return 0.5 * (full - self._quantised(full).detach()).square().sum(-1)
+
+    @torch.no_grad()
+    def tally(self, items: Tensor) -> Tensor:
+        """Return what centroids would be moved by: loads and sums of these items, flattened."""
+        full = nn.functional.embedding(items.flatten(), self.item_embeddings)
+        flat = self._flat_codes(full).flatten()  # [items · M]
+        parts = full.view(-1, self.width // self.num_splits)
+        loads = torch.zeros_like(self.loads).flatten()
+        sums = torch.zeros_like(self.sums).flatten(0, 1)
+        loads.index_add_(0, flat, torch.ones_like(flat, dtype=loads.dtype))
+        sums.index_add_(0, flat, parts)
+        return torch.cat([loads, sums.flatten()])
+
+    @torch.no_grad()
+    def follow(self, tally: Tensor) -> None:
+        """Move every centroid towards the mean of the vectors that were nearest to it."""
+        loads, sums = torch.split(tally, [self.loads.numel(), self.sums.numel()])
+        self.loads.mul_(_DECAY).add_(loads.view_as(self.loads), alpha=1 - _DECAY)
+        self.sums.mul_(_DECAY).add_(sums.view_as(self.sums), alpha=1 - _DECAY)
+        known = self.loads.unsqueeze(-1) > 1e-6
+        means = self.sums / self.loads.unsqueeze(-1).clamp(min=1e-6)
+        self.sub_item_embeddings.copy_(torch.where(known, means, self.sub_item_embeddings))
+
+    @torch.no_grad()
+    def cut(self, rng: np.random.Generator) -> None:
+        """Put the centroids where k-means puts them, and quantise from now on."""
+        sample = rng.permutation(self.num_items)[: _K_MEANS_SAMPLE * self.num_sub_items]
+        items = torch.from_numpy(sample).to(self.item_embeddings.device)
+        vectors = self.item_embeddings[items].cpu().numpy()
+        for split, parts in enumerate(np.split(vectors, self.num_splits, axis=1)):
+            part = np.ascontiguousarray(parts)
+            found = k_means(part, self.num_sub_items, _K_MEANS_ROUNDS, rng)
+            # Of fewer items than sub-items, some stand twice.
+            found = found[np.arange(self.num_sub_items) % len(found)]
+            self.sub_item_embeddings[split] = torch.from_numpy(found)
+        tally = self.tally(items)
+        loads, sums = torch.split(tally, [self.loads.numel(), self.sums.numel()])
+        self.loads.copy_(loads.view_as(self.loads))
+        self.sums.copy_(sums.view_as(self.sums))
+        self.is_quantised.fill_(1.0)
+        self.quantises = True
+
+    @torch.no_grad()
+    def revive(self, rng: np.random.Generator) -> int:
+        """Put centroids that serve hardly any item where items are; return how many."""
+        fair = self.loads.sum(1, keepdim=True) / self.num_sub_items
+        unused = self.loads < _UNUSED * fair
+        splits, sub_items = (index.cpu().numpy() for index in torch.nonzero(unused, as_tuple=True))
+        size = self.width // self.num_splits
+        items = rng.integers(0, self.num_items, len(splits))
+        for split, sub_item, item in zip(splits, sub_items, items, strict=True):
+            part = self.item_embeddings[int(item), split * size : (split + 1) * size]
+            self.sub_item_embeddings[split, sub_item] = part
+            self.loads[split, sub_item] = fair[split, 0]
+            self.sums[split, sub_item] = part * fair[split, 0]
+        return len(splits)
+
+    @torch.no_grad()
+    def codes(self) -> Tensor:
+        """Return the codes of all items, uint8 [n, M]."""
+        chunk = max(1, _DISTANCES_AT_ONCE // (self.num_splits * self.num_sub_items))
+        starts = range(0, self.num_items, chunk)
+        parts = [self._codes(self.item_embeddings[first : first + chunk]) for first in starts]
+        return torch.cat(parts).to(torch.uint8)
+
+    @torch.no_grad()
+    def as_recjpq(self) -> RecJPQEmbedding:
+        """Return what is left without the shadow table: the embedding that is saved and served."""
+        codes: Any = self.codes().cpu().numpy()
+        embedding = RecJPQEmbedding(codes, self.num_sub_items, self.width)
+        embedding.sub_item_embeddings.copy_(self.sub_item_embeddings)
+        return embedding.to(self.item_embeddings.device)
+
+    @torch.no_grad()
+    def report(self) -> CodeReport:
+        codes = self.codes()
+        _, inverse, counts = torch.unique(codes, dim=0, return_inverse=True, return_counts=True)
+        used = sum(len(torch.unique(codes[:, split])) for split in range(self.num_splits))
+        chunk = max(1, _DISTANCES_AT_ONCE // (self.num_splits * self.num_sub_items))
+        error = 0.0
+        for first in range(0, self.num_items, chunk):
+            full = self.item_embeddings[first : first + chunk]
+            error += float((full - self._quantised(full)).square().sum())
+        spread = float(self.item_embeddings.var(0, correction=0).sum()) * self.num_items
+        return CodeReport(
+            items_sharing_a_code=int((counts[inverse] > 1).sum()),
+            unused_sub_items=self.num_splits * self.num_sub_items - used,
+            quantisation_error=error / max(spread, 1e-30),
+        )
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.quantises = bool(self.is_quantised > 0)
+
+    def _straight_through(self, full: Tensor) -> Tensor:
+        return full + (self._quantised(full) - full).detach() if self.quantises else full
+
+    def _codes(self, full: Tensor) -> Tensor:
+        """Return the nearest centroids of vectors [..., d], [..., M]."""
+        parts = full.reshape(-1, self.num_splits, self.width // self.num_splits)
+        centroids = self.sub_item_embeddings
+        with torch.autocast(full.device.type, enabled=False):
+            # ½‖e − c‖² = ½‖e‖² − (e·c − ½‖c‖²): the largest similarity is the smallest distance.
+            products = torch.bmm(parts.float().transpose(0, 1), centroids.transpose(1, 2))
+            nearest = (products - 0.5 * centroids.square().sum(-1).unsqueeze(1)).argmax(-1)
+        return nearest.T.reshape(*full.shape[:-1], self.num_splits)
+
+    def _flat_codes(self, full: Tensor) -> Tensor:
+        starts = torch.arange(self.num_splits, device=full.device) * self.num_sub_items
+        return self._codes(full) + starts
+
+    @torch.no_grad()
+    def _quantised(self, full: Tensor) -> Tensor:
+        rows = self.sub_item_embeddings.flatten(0, 1)
+        return nn.functional.embedding(self._flat_codes(full), rows).flatten(-2)

@@ -1,0 +1,88 @@
+"""What targets are compared with in training: which items are drawn, and how often that happens.
+
+Every position has negatives of its own, as in the paper, or all positions of a minibatch share
+them: then a draw costs one vector and one matrix product, so that there can be thousands.
+"""
+
+from __future__ import annotations
+
+from recprune.models.architectures import SequenceModel
+from recprune.models.settings import TrainingSettings
+from recprune.preparation.prepared import Prepared
+from recprune.types import needs_extra
+
+with needs_extra("train"):
+    import torch
+    from torch import Tensor
+
+# The score of a negative that is the target itself. Not −∞, which has no gradient where it is the
+# only one.
+_NEVER = -1e9
+
+
+class Negatives:
+    """Draws negatives, and scores them beside the targets."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        training: TrainingSettings,
+        prepared: Prepared,
+        device: torch.device,
+    ) -> None:
+        self._embedding = model.embedding
+        self._training = training
+        self._device = device
+        self._num_items = model.embedding.num_items
+        self._log_counts: Tensor | None = None  # [items]: of how often a draw brings them
+        if training.logq:
+            counts = torch.from_numpy(prepared.training_counts()).double()
+            in_batch = training.num_in_batch * counts / counts.sum()
+            expected = in_batch + training.num_negatives / self._num_items
+            self._log_counts = expected.log().float().to(device)
+
+    def draw(self, targets: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Return negatives for `count` positions, [count, c], or for all of them together, [c].
+
+        `targets` are those of the whole minibatch, padding (−1) last.
+        """
+        training, where = self._training, self._device
+        if training.loss == "cross_entropy":
+            return torch.empty(0, dtype=torch.int64, device=where)
+        shape = (
+            (count, training.num_negatives)
+            if training.negatives == "own"
+            else (training.num_negatives,)
+        )
+        drawn = torch.randint(self._num_items, shape, device=where, generator=generator)
+        if not training.num_in_batch:
+            return drawn
+        chance = torch.rand(training.num_in_batch, device=where, generator=generator)
+        in_batch = targets[(chance * (targets >= 0).sum()).long()]
+        return torch.cat([drawn, in_batch])
+
+    def scores(self, states: Tensor, wanted: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores of targets, [positions], and of negatives, [positions, c]."""
+        if self._training.loss == "cross_entropy":
+            scores = _products(states, self._embedding.all_vectors())
+            own = scores.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            return own, scores.scatter(1, wanted.unsqueeze(1), _NEVER)
+        if self._training.negatives == "own":
+            candidates = torch.cat([wanted.unsqueeze(1), negatives], dim=1)
+            scores = self._embedding.scores(states, candidates).float()
+            return scores[:, 0], scores[:, 1:]
+        own = (states.float() * self._embedding.vectors(wanted)).sum(-1)
+        scores = _products(states, self._embedding.vectors(negatives))
+        if self._log_counts is not None:
+            scores = scores - self._log_counts[negatives]
+        return own, scores.masked_fill(negatives == wanted.unsqueeze(1), _NEVER)
+
+    def touched(self, items: Tensor, wanted: Tensor, negatives: Tensor) -> Tensor:
+        """Return the items that a step has looked at; of own negatives, one for each position."""
+        some = negatives[:, 0] if negatives.dim() == 2 else negatives
+        return torch.cat([items.flatten(), wanted, some])
+
+
+def _products(states: Tensor, vectors: Tensor) -> Tensor:
+    with torch.autocast(states.device.type, enabled=False):  # not in bfloat16
+        return states.float() @ vectors.T
