@@ -26,13 +26,13 @@ if TYPE_CHECKING:
         synthetic_log,
         write_synthetic_log,
     )
-    from recprune.evaluation.baselines import (
-        ItemKNN,
-        MarkovChain,
-        Popularity,
-        RecentItems,
-        every_baseline,
-    )
+    from recprune.evaluation.baselines.every_baseline import every_baseline
+    from recprune.evaluation.baselines.item_knn import ItemKNN
+    from recprune.evaluation.baselines.markov_chain import MarkovChain
+    from recprune.evaluation.baselines.personal_frequency import PersonalFrequency
+    from recprune.evaluation.baselines.popularity import Popularity
+    from recprune.evaluation.baselines.recent_items import RecentItems
+    from recprune.evaluation.baselines.recent_popularity import RecentPopularity
     from recprune.evaluation.comparison import Comparison, compare
     from recprune.evaluation.evaluation import Evaluation
     from recprune.evaluation.metrics import RankedUsers
@@ -88,6 +88,7 @@ __all__ = [
     "MissingExtraError",
     "ModelSettings",
     "PQTopK",
+    "PersonalFrequency",
     "Popularity",
     "PostingLists",
     "Prepared",
@@ -95,6 +96,7 @@ __all__ = [
     "RankedUsers",
     "RecJPQPrune",
     "RecentItems",
+    "RecentPopularity",
     "Recommendations",
     "Recommender",
     "RecpruneError",
@@ -152,21 +154,23 @@ _HOMES = {
     "IntegerIds": "data.identifiers",
     "Interactions": "data.interactions",
     "InterruptedWorkError": "types",
-    "ItemKNN": "evaluation.baselines",
+    "ItemKNN": "evaluation.baselines.item_knn",
     "LeftOut": "data.interactions",
     "METHODS": "search.methods",
-    "MarkovChain": "evaluation.baselines",
+    "MarkovChain": "evaluation.baselines.markov_chain",
     "MissingExtraError": "types",
     "ModelSettings": "models.settings",
     "PQTopK": "search.methods",
     "PRESETS": "data.synthetic",
-    "Popularity": "evaluation.baselines",
+    "PersonalFrequency": "evaluation.baselines.personal_frequency",
+    "Popularity": "evaluation.baselines.popularity",
     "PostingLists": "search.posting_lists",
     "Prepared": "preparation.prepared",
     "QuantisedItems": "preparation.codebook",
     "RankedUsers": "evaluation.metrics",
     "RecJPQPrune": "search.methods",
-    "RecentItems": "evaluation.baselines",
+    "RecentItems": "evaluation.baselines.recent_items",
+    "RecentPopularity": "evaluation.baselines.recent_popularity",
     "Recommendations": "recommender",
     "Recommender": "recommender",
     "RecpruneError": "types",
@@ -189,7 +193,7 @@ _HOMES = {
     "assign_svd": "preparation.codebook",
     "build_posting_lists": "search.posting_lists",
     "compare": "evaluation.comparison",
-    "every_baseline": "evaluation.baselines",
+    "every_baseline": "evaluation.baselines.every_baseline",
     "instruction_set": "search.index",
     "interactions_from_columns": "data.interactions",
     "items_sharing_most": "search.posting_lists",

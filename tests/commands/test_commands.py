@@ -77,7 +77,7 @@ def make_shop(folder: Path, name_of: Callable[[int], str]) -> Shop:
             place = int(rng.integers(60))
             for step in range(20):
                 place = int(rng.integers(60)) if rng.random() < 0.2 else (place + 1) % 60
-                seconds = 1_500_000_000 + 1000 * step + user
+                seconds = 1_500_000_000 + 10_000 * step + user  # over two days
                 writer.writerow([f"user {user}", name_of(place), seconds])
     shop = Shop(folder, {})
     for command, words in (
@@ -218,7 +218,8 @@ def test_wrong_words_show_the_usage_of_the_command(
 
 # Evaluate ----------------------------------------------------------------------------------------
 
-BASELINES = {"popularity", "recent items"}  # there are more
+BASELINES = {"popularity", "recent items", "personal frequency"}  # there are more
+FITTED = ("popularity, last [0-9]* ?days?", "personal frequency, τ = [0-9]+")
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
     assert f"{num_users} test users, 60 items, full catalogue" in shown.out
     for column in ("NDCG@7", "Recall@7", "Coverage@7", "Bias@7", "seconds"):
         assert column in shown.out
-    for name in {"model", *BASELINES}:
+    for name in {"model", *BASELINES, *FITTED}:
         assert re.search(rf"│ {name} +│ \d\.\d{{4}} \[\d\.\d{{4}}, \d\.\d{{4}}\]", shown.out)
     verdict = shown.out.splitlines()[-1]
     assert re.fullmatch(r"model (beats|does not beat) every baseline on NDCG@7: .*\.", verdict)

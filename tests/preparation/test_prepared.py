@@ -102,7 +102,7 @@ def test_everything_comes_back_from_disk(tmp_path: Path, ids: str) -> None:
     _, prepared = held_out(ids)
     prepared.save(tmp_path / "prepared")
     loaded = Prepared.load(tmp_path / "prepared")
-    for name in ARRAYS:
+    for name in (*ARRAYS, "times"):
         saved, found = getattr(prepared, name), getattr(loaded, name)
         assert np.array_equal(saved, found)
         assert saved.dtype == found.dtype
@@ -138,12 +138,30 @@ def test_a_prepared_log_is_the_hold_out_that_it_came_from(protocol: str) -> None
     for user in range(log.num_users):
         training = prepared.items[prepared.offsets[user] : prepared.train_ends[user]]
         assert np.array_equal(training, holdout.train.history(user))
+    assert np.array_equal(prepared.train_log().times, holdout.train.times)
+    assert np.array_equal(prepared.train_log().items, holdout.train.items)
     for targets, same in ((prepared.validation, holdout.validation), (prepared.test, holdout.test)):
         assert len(targets) == len(same) > 0
         for target in range(len(same)):
             assert targets.items[target] == same.items[target]
             expected = holdout.history(same, target)
             assert np.array_equal(prepared.history(targets, target), expected)
+        assert np.array_equal(log.items[same.ends], same.items)
+    assert prepared.is_temporal() == (protocol == "temporal")
+
+
+def test_a_folder_of_the_version_without_times_is_read(tmp_path: Path) -> None:
+    _, prepared = held_out()
+    prepared.save(tmp_path / "prepared")
+    saved = load_folder(tmp_path / "prepared", kind=KIND, version=2)
+    arrays = {name: np.array(array) for name, array in saved.arrays.items() if name != "times"}
+    save_folder(tmp_path / "prepared", replace(saved, version=1, arrays=arrays))
+    old = Prepared.load(tmp_path / "prepared")
+    assert old.times is None
+    assert not old.train_log().times.any()
+    assert prepared.is_temporal()
+    assert not old.is_temporal()  # cannot be known
+    assert old.checksum() == prepared.checksum()  # its models are still its own
 
 
 def test_training_counts_count_training_alone() -> None:
@@ -173,7 +191,7 @@ def test_what_is_prepared_cannot_be_written_to() -> None:
 def test_a_folder_that_lacks_an_array_is_refused(tmp_path: Path, missing: str) -> None:
     folder = tmp_path / "prepared"
     cycle().save(folder)
-    saved = load_folder(folder, kind=KIND, version=1)
+    saved = load_folder(folder, kind=KIND, version=2)
     rest = {name: np.array(array) for name, array in saved.arrays.items() if name != missing}
     save_folder(folder, replace(saved, arrays=rest))
     with pytest.raises(StorageError, match=f"has no {missing.removesuffix('_numbers')}"):

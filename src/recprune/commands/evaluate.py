@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from recprune.commands.console import output, print_table, say, showing_progress
-from recprune.evaluation.baselines import every_baseline
+from recprune.data.interactions import Interactions
+from recprune.evaluation.baselines.baseline import Baseline
+from recprune.evaluation.baselines.every_baseline import every_baseline
+from recprune.evaluation.baselines.recent_popularity import spans_days
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
@@ -61,7 +64,7 @@ def run(parsed: argparse.Namespace) -> None:
     targets = prepared.test.items[chosen]
     train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
-    baselines = () if parsed.no_baselines else every_baseline(train)
+    baselines = () if parsed.no_baselines else _baselines(prepared, train, parsed.exclude_seen)
     names = _names(parsed.models, {baseline.name for baseline in baselines})
     ranked: dict[str, RankedUsers] = {}
     seconds: dict[str, float] = {}
@@ -110,6 +113,19 @@ def run(parsed: argparse.Namespace) -> None:
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         say(f"figures written to {parsed.json}")
+
+
+def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> tuple[Baseline, ...]:
+    """Return all baselines, fitted on users of the training log; say which one is left out."""
+    with showing_progress("baselines") as progress:
+        progress("fitting")
+        baselines = every_baseline(
+            train, temporal=prepared.is_temporal(), exclude_seen=exclude_seen
+        )
+    if not spans_days(train):
+        why = "has no times" if prepared.times is None else "lasts no longer than a day"
+        say(f"popularity of the last days is left out: the training log {why}")
+    return baselines
 
 
 def _rank(

@@ -26,7 +26,8 @@ DEFAULT_VALIDATION_USERS = 1024
 class Targets:
     """Items to be predicted: for each of some users one item, and the history before it.
 
-    The history of target t is `log.items[starts[t]:ends[t]]`, in the log that was held out from.
+    The history of target t is `log.items[starts[t]:ends[t]]`, in the log that was held out from,
+    and `log.items[ends[t]]` is the target itself.
     """
 
     users: Int32Array

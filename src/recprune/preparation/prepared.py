@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recprune.preparation.codebook import Codebook
 
 KIND = "prepared log"
-_VERSION = 1
+_VERSION = 2  # version 1 had no times
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +53,12 @@ class Prepared:
     user_ids: ExternalIds
     item_ids: ExternalIds
     settings: Json  # how the log was held out and the codes assigned
+    times: Int64Array | None = None  # [num_interactions], microseconds; None: not kept
 
     def __post_init__(self) -> None:
-        for array in (self.offsets, self.items, self.train_ends, self.codes):
-            frozen(array)
+        for array in (self.offsets, self.items, self.train_ends, self.codes, self.times):
+            if array is not None:
+                frozen(array)
 
     @property
     def num_items(self) -> int:
@@ -72,26 +74,40 @@ class Prepared:
         """Return what is known of the user when this target is to be predicted."""
         return self.items[targets.starts[target] : targets.ends[target]]
 
+    def is_temporal(self) -> bool:
+        """Whether all test targets lie after all of training; not known where times are not."""
+        if self.times is None or not len(self.test):
+            return False
+        last = self.times[self._in_training()].max(initial=-1)
+        return bool(self.times[self.test.ends].min() > last)
+
     def training_counts(self) -> Int64Array:
         """Return how many training interactions every item has."""
-        places = np.arange(len(self.items))
-        in_training = places < np.repeat(self.train_ends, np.diff(self.offsets))
-        return np.bincount(self.items[in_training], minlength=self.num_items)
+        return np.bincount(self.items[self._in_training()], minlength=self.num_items)
 
     def train_log(self) -> Interactions:
-        """Return what a model may learn from as a log; times, which are not kept, are all zero."""
+        """Return what a model may learn from as a log; times that are not kept are all zero."""
         from recprune.data.interactions import Interactions
 
-        lengths = self.train_ends - self.offsets[:-1]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], lengths)
-        times = np.zeros(len(places), np.int64)
-        return Interactions(offsets, self.items[places], times, self.user_ids, self.item_ids)
+        offsets = np.concatenate([[0], np.cumsum(self.train_ends - self.offsets[:-1])])
+        rows = self._in_training()
+        times = np.zeros(offsets[-1], np.int64) if self.times is None else self.times[rows]
+        return Interactions(offsets, self.items[rows], times, self.user_ids, self.item_ids)
+
+    def _in_training(self) -> NDArray[np.bool_]:
+        """Return which interactions a model may learn from."""
+        ends = np.repeat(self.train_ends, np.diff(self.offsets))
+        return np.arange(len(self.items)) < ends
 
     def checksum(self) -> str:
-        """Return a checksum of everything: a model is of one prepared log and of no other."""
+        """Return a checksum of all but times: a model is of one prepared log and of no other.
+
+        No model learns from times, so those of a log that was prepared without them stay valid.
+        """
         total = hashlib.sha256()
         for name, array in sorted(self._arrays().items()):
+            if name == "times":
+                continue
             total.update(name.encode())
             total.update(np.ascontiguousarray(array).data)
         return total.hexdigest()
@@ -110,6 +126,8 @@ class Prepared:
             **self.user_ids.to_arrays("user_ids"),
             **self.item_ids.to_arrays("item_ids"),
         }
+        if self.times is not None:
+            arrays["times"] = self.times
         for name, targets in (("validation", self.validation), ("test", self.test)):
             for part in _TARGET_PARTS:
                 arrays[f"{name}_{part}"] = getattr(targets, part)
@@ -118,7 +136,7 @@ class Prepared:
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = True) -> Prepared:
         """Memory-map a saved folder; `verify` compares every byte with its checksum first."""
-        saved = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=1, verify=verify)
         settings, arrays = saved.settings, saved.arrays
         try:
             targets = {
@@ -141,6 +159,7 @@ class Prepared:
                 user_ids,
                 item_ids,
                 settings["preparation"],
+                arrays.get("times"),
             )
         except KeyError as error:
             raise StorageError(f"{folder}: the prepared log has no {error.args[0]}") from None
@@ -165,4 +184,5 @@ def prepare(holdout: Holdout, codebook: Codebook, settings: Json) -> Prepared:
         log.user_ids,
         log.item_ids,
         settings | {"codebook": codebook.settings},
+        log.times,
     )

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from recprune.evaluation.baselines import every_baseline
+from recprune.evaluation.baselines.every_baseline import every_baseline
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import (
@@ -162,7 +162,7 @@ def _measure_baselines(log: LogFolder, users: int, progress: Progress) -> Json:
     chosen = test_users(prepared, users)
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
     found: Json = {}
-    for baseline in every_baseline(prepared.train_log()):
+    for baseline in every_baseline(prepared.train_log(), temporal=prepared.is_temporal()):
         progress(baseline.name)
         ids = baseline.recommend(histories, 10, exclude_seen=False)
         found[baseline.name] = _quality(ids, prepared.test.items[chosen])
