@@ -12,7 +12,14 @@ import torch
 
 from recprune import InputError
 from recprune.cli import main
-from recprune.models.settings import PRESETS, ModelSettings, Settings, TrainingSettings, find_preset
+from recprune.models.settings import (
+    PRESETS,
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+    describe_settings,
+    find_preset,
+)
 from recprune.training.tensors import load_tensors
 from tests.preparation.test_prepared import cycle
 
@@ -44,6 +51,54 @@ def test_settings_survive_json(name: str) -> None:
     )
     assert Settings.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     assert changed != find_preset(name)
+
+
+def test_every_setting_says_what_it_means_and_what_is_expected() -> None:
+    described = describe_settings(Settings())
+    names = [entry.name for entry in described]
+    assert names == [*Settings().to_json()["model"], *Settings().to_json()["training"]]
+    for entry in described:
+        assert entry.meaning, entry.name
+        assert entry.expected, entry.name
+    by_name = {entry.name: entry for entry in described}
+    assert by_name["loss"].expected == "bce, gbce, softmax"
+    assert by_name["exclude_seen"].expected == "true, false"
+    assert by_name["dropout"].value == 0.2
+
+
+def test_settings_are_listed_with_the_values_that_are_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["train", "--list-settings", "--preset", "sasrec", "--set", "width=32"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["setting", "value", "expected", "meaning"]
+    assert [line.split()[0] for line in lines] == [
+        entry.name for entry in describe_settings(Settings())
+    ]
+    values = {line.split()[0]: line.split()[1] for line in lines}
+    assert (values["width"], values["loss"], values["exclude_seen"]) == ("32", "bce", "false")
+    # Values are written as --set reads them.
+    given = [f"{name}={value}" for name, value in values.items()]
+    again = ["train", "--list-settings", *(word for text in given for word in ("--set", text))]
+    assert main(again) == 0
+    assert capsys.readouterr().out.splitlines() == [header, *lines]
+    assert main(["train", "--list-settings", "--resume", "--out", str(tmp_path)]) == 2
+    assert "checkpoint.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ([], "folder of a prepared log is missing"),
+        (["prepared"], "--out FOLDER is missing"),
+        (["--list-settings", "--resume"], "--out FOLDER is missing"),
+    ],
+)
+def test_train_says_which_folder_is_missing(
+    capsys: pytest.CaptureFixture[str], words: list[str], missing: str
+) -> None:
+    assert main(["train", *words]) == 2
+    assert missing in capsys.readouterr().err
 
 
 def test_what_json_leaves_out_is_the_default() -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recprune.models.settings import PRESETS, Settings, find_preset
+from recprune.models.settings import PRESETS, Settings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, checkpoint_settings
 from recprune.training.distributed import (
@@ -40,8 +40,8 @@ with needs_extra("train"):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prepared", metavar="FOLDER", help="made by recprune prepare")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    parser.add_argument("prepared", metavar="FOLDER", nargs="?", help="made by recprune prepare")
+    parser.add_argument("--out", metavar="FOLDER", help="folder to write")
     parser.add_argument(
         "--preset",
         metavar="NAME",
@@ -55,8 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="one setting, over all else; may be repeated. There are, with the defaults of "
-        f"gsasrec: {_listed(find_preset('gsasrec'))}",
+        help="one setting, over all else; may be repeated",
+    )
+    parser.add_argument(
+        "--list-settings",
+        action="store_true",
+        help="say what can be set, with the values that the other options give, and train nothing",
     )
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: a GPU where there is one"
@@ -79,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    if parsed.list_settings and (parsed.out or not parsed.resume):
+        _list_settings(_settings(parsed))
+        return
+    if parsed.prepared is None and not parsed.list_settings:
+        raise InputError("the folder of a prepared log is missing, made by recprune prepare")
+    if parsed.out is None:
+        raise InputError("--out FOLDER is missing")
     if not parsed.max_minutes > 0.0:
         raise InputError(f"--max-minutes is {parsed.max_minutes}, expected more than 0")
     if parsed.workers is not None and parsed.workers < 1:
@@ -171,11 +182,16 @@ def _introduce(
         _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
 
 
-def _listed(settings: Settings) -> str:
-    parts = settings.to_json().values()
-    return ", ".join(
-        f"{name}={json.dumps(value)}" for part in parts for name, value in part.items()
-    )
+def _list_settings(settings: Settings) -> None:
+    """Print a table of all settings, without the packages that print tables elsewhere."""
+    rows = [("setting", "value", "expected", "meaning")]
+    for entry in describe_settings(settings):
+        value = entry.value if isinstance(entry.value, str) else json.dumps(entry.value)
+        rows.append((entry.name, value, entry.expected, entry.meaning))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())  # noqa: T201
 
 
 def _settings(parsed: argparse.Namespace) -> Settings:

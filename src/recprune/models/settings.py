@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from recprune.types import InputError, Json
 
@@ -21,20 +21,31 @@ PruningLoss = Literal["agreement", "concentration"]
 _MAX_LEARNT = 256  # sub-items of learnt codes: as many as a byte can tell apart
 
 
+def _described(default: Any, meaning: str, expected: str = "") -> Any:
+    """Return a field with what `recprune train --list-settings` says of it.
+
+    What is expected of a choice, or of true and false, is in the field's type already.
+    """
+    return field(default=default, metadata={"meaning": meaning, "expected": expected})
+
+
+_COUNT = "1 or more"
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The shape of a model."""
 
-    architecture: Architecture = "sasrec"
-    embedding: EmbeddingKind = "recjpq"
-    width: int = 512  # d, of item vectors and sequence embeddings
-    num_blocks: int = 2
-    num_heads: int = 1
-    length: int = 200  # the longest history that is looked at
-    dropout: float = 0.2
-    codes: Codes = "svd"  # of recjpq: those of the prepared log, drawn anew, or learnt in training
-    num_splits: int = 8  # M of learnt codes; others have those of the prepared log
-    num_sub_items: int = 256  # B, likewise
+    architecture: Architecture = _described("sasrec", "the encoder")
+    embedding: EmbeddingKind = _described("recjpq", "items as codes, or a vector for each")
+    width: int = _described(512, "d, of item vectors and sequence embeddings", _COUNT)
+    num_blocks: int = _described(2, "attention blocks, one after the other", _COUNT)
+    num_heads: int = _described(1, "of each attention; width is a multiple of it", _COUNT)
+    length: int = _described(200, "the longest history that is looked at", _COUNT)
+    dropout: float = _described(0.2, "share of numbers left out in training", "0 to below 1")
+    codes: Codes = _described("svd", "of recjpq: as prepared, drawn anew, or learnt in training")
+    num_splits: int = _described(8, "M of learnt codes; others are as prepared", _COUNT)
+    num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
 
     def __post_init__(self) -> None:
         _check_choice(self, "architecture", Architecture)
@@ -64,27 +75,27 @@ class ModelSettings:
 class TrainingSettings:
     """How a model is trained."""
 
-    loss: Loss = "gbce"
-    num_negatives: int = 256  # for every position
-    calibration: float = 0.75  # t of gBCE: 0 is plain BCE, 1 fully calibrated
-    batch_size: int = 128  # users
-    max_epochs: int = 200
-    batches_per_epoch: int = 256  # at most; an epoch never shows a user twice
-    patience: int = 200  # epochs without a better validation NDCG@10
-    learning_rate: float = 0.001
-    clip_norm: float = 1.0  # of the gradient; 0: unclipped
-    mask_share: float = 0.2  # of a history, for bert4rec
-    windows: Windows = "last"  # which part of a history longer than the model looks at
-    exclude_seen: bool = False  # from the validation ranking
-    pruning_loss: PruningLoss = "agreement"  # what makes a model easier to prune
-    pruning_weight: float = 0.0  # of that, beside the loss; 0: without
-    negatives: Negatives = "own"  # of every position, or drawn once for a minibatch
-    num_in_batch: int = 0  # targets of other positions that join the shared negatives
-    logq: bool = False  # correct shared negatives of softmax by how often they are drawn
-    full_epochs: int = 20  # before learnt codes are cut from full vectors
-    commitment: float = 0.1  # how strongly a vector is drawn to that of its learnt code
-    validation_users: int = 1024
-    seed: int = 0
+    loss: Loss = _described("gbce", "what is minimised")
+    num_negatives: int = _described(256, "for every position; bce has one", _COUNT)
+    calibration: float = _described(0.75, "t of gbce: 0 is BCE, 1 fully calibrated", "0 to 1")
+    batch_size: int = _described(128, "users in a step", _COUNT)
+    max_epochs: int = _described(200, "after which training ends", _COUNT)
+    batches_per_epoch: int = _described(256, "at most; an epoch never shows a user twice", _COUNT)
+    patience: int = _described(200, "epochs without a better validation NDCG@10", _COUNT)
+    learning_rate: float = _described(0.001, "of Adam", "more than 0")
+    clip_norm: float = _described(1.0, "of the gradient; 0: unclipped", "0 or more")
+    mask_share: float = _described(0.2, "of a history, for bert4rec", "between 0 and 1")
+    windows: Windows = _described("last", "which part of a history longer than length")
+    exclude_seen: bool = _described(False, "leave histories out of validation rankings")
+    pruning_loss: PruningLoss = _described("agreement", "what makes a model easier to prune")
+    pruning_weight: float = _described(0.0, "of that, beside the loss; 0: without", "0 or more")
+    negatives: Negatives = _described("own", "of every position, or shared by a minibatch")
+    num_in_batch: int = _described(0, "targets that join the shared negatives", "0 or more")
+    logq: bool = _described(False, "correct softmax by how often shared negatives are drawn")
+    full_epochs: int = _described(20, "before learnt codes are cut from full vectors", "0 or more")
+    commitment: float = _described(0.1, "pull of a full vector to its learnt code", "0 or more")
+    validation_users: int = _described(1024, "judged after every epoch, at most", _COUNT)
+    seed: int = _described(0, "of all chance", "0 to below 2^63")
 
     def __post_init__(self) -> None:
         _check_choice(self, "loss", Loss)
@@ -183,6 +194,31 @@ class Settings:
                 raise _unknown(name, [*model, *training])
             (model if name in model else training)[name] = value
         return Settings(ModelSettings(**model), TrainingSettings(**training))
+
+
+@dataclass(frozen=True)
+class SettingDescription:
+    """What there is to know about one setting."""
+
+    name: str
+    value: Any  # of the settings that were asked
+    expected: str
+    meaning: str
+
+
+def describe_settings(settings: Settings) -> list[SettingDescription]:
+    """Describe every setting, in the order of the model and of its training."""
+    described = []
+    for part in (settings.model, settings.training):
+        kinds = get_type_hints(type(part))
+        for entry in fields(part):
+            choices = get_args(kinds[entry.name])
+            if kinds[entry.name] is bool:
+                choices = ("true", "false")
+            expected = ", ".join(choices) or entry.metadata["expected"]
+            value, meaning = getattr(part, entry.name), entry.metadata["meaning"]
+            described.append(SettingDescription(entry.name, value, expected, meaning))
+    return described
 
 
 _T = TypeVar("_T", ModelSettings, TrainingSettings)
