@@ -17,6 +17,7 @@ from rich.text import Text
 import recprune
 from examples.grocery import data_folder, product_names
 from recprune.commands.console import output, print_table, showing_progress
+from recprune.commands.tables import print_repeats
 from recprune.evaluation.comparison import verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.models.settings import find_preset
@@ -98,10 +99,13 @@ def _evaluate(
             name: recprune.RankedUsers.of_targets(ids, prepared.test.items)
             for name, ids in ranked.items()
         }
-        evaluations = [evaluate(one, train, name=name) for name, one in users.items()]
+        evaluations = [
+            evaluate(one, train, name=name, histories=histories) for name, one in users.items()
+        ]
     columns = ("NDCG@10", "Recall@10")
     title = f"{len(histories):,} households, {prepared.num_items:,} products, all ranked"
     print_table(title, ("", *columns), evaluation_rows(evaluations, columns))
+    print_repeats(evaluations, columns)
     model = users.pop("gSASRecJPQ")
     output.print(verdict("gSASRecJPQ", model, users), soft_wrap=True)
 

@@ -37,7 +37,15 @@ def test_recommend(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    for piece in ("1 epochs, 39 steps", "popularity", "NDCG@10", "Household", "recommended"):
+    for piece in (
+        "1 epochs, 39 steps",
+        "popularity",
+        "personal frequency",
+        "Repeats apart",
+        "NDCG@10",
+        "Household",
+        "recommended",
+    ):
         assert piece in shown.stdout
     assert shown.stdout.count("✓") == 4  # every method returns the same
     assert (tmp_path / "model" / "training.png").stat().st_size > 10_000

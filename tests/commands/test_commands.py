@@ -267,6 +267,24 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
     assert evaluations["model"].num_users == num_users
     assert f"{ndcg.mean:.4f} [{ndcg.low:.4f}, {ndcg.high:.4f}]" in shown.out
     assert f"{ndcg.mean:.4f} against" in verdict
+    # Repeats apart: who had the target before.
+    histories = [prepared.history(prepared.test, target) for target in range(num_users)]
+    pairs = zip(histories, prepared.test.items.tolist(), strict=True)
+    repeated = np.array([target in history.tolist() for history, target in pairs])
+    assert 0 < repeated.sum() < num_users
+    share = f"{repeated.sum()} of {num_users} targets ({repeated.mean():.1%})"
+    assert f"Repeats apart: {share} are in the user's own history" in shown.out
+    assert content["repeat_share"] == repeated.mean()
+    for group, users in (
+        (evaluations["model"].repeats, repeated),
+        (evaluations["model"].others, ~repeated),
+    ):
+        assert group is not None
+        assert group.num_users == users.sum()
+        estimate = group.metrics["NDCG@7"]
+        assert estimate.mean == pytest.approx(np.array(gains)[users].mean())
+        shown_figures = rf"{estimate.mean:.4f} \[{estimate.low:.4f}, {estimate.high:.4f}\]"
+        assert re.search(rf"(repeat|new) │ {shown_figures}", shown.out)
 
 
 @pytest.mark.usefixtures("wide")

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from recprune import Evaluation, InputError, Interactions, RankedUsers
-from recprune.evaluation.evaluation import DEFAULT_COLUMNS, evaluate, evaluation_rows
+from recprune.evaluation.evaluation import (
+    DEFAULT_COLUMNS,
+    UserGroup,
+    evaluate,
+    evaluation_rows,
+    repeat_rows,
+)
 from recprune.types import Json
 from tests.conftest import log_of
 from tests.evaluation.test_metrics import NAMES, of_lists
@@ -66,6 +72,58 @@ def test_evaluation_holds_every_metric_at_every_cutoff(train: Interactions) -> N
     )
 
 
+# Repeats -----------------------------------------------------------------------------------------
+
+# The first two users had their target before; the first finds it in place 1, the second not at all,
+# the third finds a new item in place 2, the fourth has no history.
+IDS = np.array([[0, 1], [1, 0], [3, 2], [1, 0]])
+TARGETS = np.array([0, 3, 2, 2])
+HISTORIES = [np.array(history, np.int32) for history in ([1, 0], [3, 3, 1], [0, 1], [])]
+
+
+def test_repeats_and_new_items_by_hand(train: Interactions) -> None:
+    ranked = RankedUsers.of_targets(IDS, TARGETS)
+    evaluation = evaluate(ranked, train, name="toy", histories=HISTORIES, cutoffs=(1, 2))
+    assert evaluation.repeat_share == 0.5
+    assert evaluation.repeats is not None
+    assert evaluation.others is not None
+    assert (evaluation.repeats.num_users, evaluation.others.num_users) == (2, 2)
+    assert evaluation.repeats.metrics["Recall@2"].mean == 0.5
+    assert evaluation.repeats.metrics["NDCG@2"].mean == 0.5
+    assert evaluation.others.metrics["NDCG@2"].mean == pytest.approx(0.5 / np.log2(3))
+    assert evaluation.others.metrics["Recall@1"].mean == 0.0
+    # Of two users with 1 and 0, both, one or none are hit in a resample.
+    assert evaluation.repeats.metrics["Recall@2"].low == 0.0
+    assert evaluation.repeats.metrics["Recall@2"].high == 1.0
+    # All users together are judged as they are without histories.
+    plain = evaluate(ranked, train, name="toy", cutoffs=(1, 2))
+    assert plain.metrics == evaluation.metrics
+    assert (plain.repeats, plain.others, plain.repeat_share) == (None, None, None)
+
+
+def test_a_group_without_users_has_no_figures(train: Interactions) -> None:
+    ranked = RankedUsers.of_targets(IDS[:2], TARGETS[:2])
+    evaluation = evaluate(ranked, train, name="toy", histories=HISTORIES[:2], cutoffs=(2,))
+    assert evaluation.repeat_share == 1.0
+    assert evaluation.others == UserGroup(0, {})
+    assert repeat_rows([evaluation], ["NDCG@2", "Recall@2"]) == [
+        ("toy", "repeat", "0.5000 [0.0000, 1.0000]", "0.5000 [0.0000, 1.0000]"),
+        ("", "new", "–", "–"),
+    ]
+    assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
+
+
+def test_repeats_need_a_history_and_one_target_of_every_user(train: Interactions) -> None:
+    ranked = RankedUsers.of_targets(IDS, TARGETS)
+    with pytest.raises(InputError, match="3 histories but 4 users"):
+        evaluate(ranked, train, name="", histories=HISTORIES[:3], cutoffs=(1,))
+    several = of_lists([[0], [0]], [[0], [1, 2]])
+    with pytest.raises(InputError, match="row 1 has 2 relevant items: repeats are told apart"):
+        evaluate(several, train, name="", histories=HISTORIES[:2], cutoffs=(1,))
+    with pytest.raises(InputError, match="toy was evaluated without histories"):
+        repeat_rows([evaluate(ranked, train, name="toy", cutoffs=(1,))], ["NDCG@1"])
+
+
 # In words ----------------------------------------------------------------------------------------
 
 
@@ -73,8 +131,12 @@ def test_json_and_back(train: Interactions) -> None:
     ranked = RankedUsers.of_targets(np.array([[0, 1], [1, 0]]), np.array([0, 3]))
     evaluation = evaluate(ranked, train, name="toy", cutoffs=(1, 2))
     unknown = dataclasses.replace(evaluation, popularity_bias={1: None, 2: 2.0})
-    for original in (evaluation, unknown):
+    histories = [np.array([0], np.int32), np.array([1], np.int32)]
+    apart = evaluate(ranked, train, name="toy", histories=histories, cutoffs=(1, 2))
+    for original in (evaluation, unknown, apart):
         assert Evaluation.from_json(json.loads(json.dumps(original.to_json()))) == original
+    older = {k: v for k, v in evaluation.to_json().items() if k not in ("repeats", "others")}
+    assert Evaluation.from_json(older) == evaluation
 
 
 def test_foreign_json_is_refused(train: Interactions) -> None:
@@ -89,6 +151,8 @@ def test_foreign_json_is_refused(train: Interactions) -> None:
         {"metrics": {"NDCG@1": 0.1}},
         {"metrics": []},
         {"coverage": {"ten": 0.1}},
+        {"repeats": {"num_users": 1}},
+        {"others": 3},
     ]
     for wrong in damaged:
         with pytest.raises(InputError, match="an evaluation cannot be read"):

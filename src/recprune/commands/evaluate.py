@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from recprune.commands.console import output, print_table, say, showing_progress
+from recprune.commands.tables import print_repeats
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import Baseline
 from recprune.evaluation.baselines.every_baseline import every_baseline
@@ -85,7 +86,14 @@ def run(parsed: argparse.Namespace) -> None:
             seconds[baseline.name] = time.monotonic() - begun
         progress("confidence intervals")
         evaluations = [
-            evaluate(users, train, name=name, cutoffs=(parsed.k,), seed=parsed.seed)
+            evaluate(
+                users,
+                train,
+                name=name,
+                histories=histories,
+                cutoffs=(parsed.k,),
+                seed=parsed.seed,
+            )
             for name, users in ranked.items()
         ]
     columns = [f"{column}@{parsed.k}" for column in _COLUMNS]
@@ -95,6 +103,7 @@ def run(parsed: argparse.Namespace) -> None:
         ("", *columns, "seconds"),
         rows,
     )
+    print_repeats(evaluations, columns[:2])
     others = {name: users for name, users in ranked.items() if name not in models}
     for name in models if others else ():
         sentence = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
@@ -109,7 +118,11 @@ def run(parsed: argparse.Namespace) -> None:
             soft_wrap=True,
         )
     if parsed.json:
-        content = {"users": len(chosen), "evaluations": [entry.to_json() for entry in evaluations]}
+        content = {
+            "users": len(chosen),
+            "repeat_share": evaluations[0].repeat_share,
+            "evaluations": [entry.to_json() for entry in evaluations],
+        }
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         say(f"figures written to {parsed.json}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from recprune.commands.console import output, print_table
 from recprune.data.statistics import Statistics, iso_time
+from recprune.evaluation.evaluation import Evaluation, repeat_rows
 from recprune.preparation.codebook import Codebook
 from recprune.preparation.holdout import Holdout
 
@@ -49,6 +52,18 @@ def print_holdout(holdout: Holdout) -> None:
             ("test targets", f"{tested:,}", f"{tested:,}"),
             ("dropped, without a past", "", f"{len(holdout.dropped_users):,}"),
         ],
+    )
+
+
+def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> None:
+    """Print how good runs are where users repeat themselves, and where they do not."""
+    repeats, users = evaluations[0].repeats, evaluations[0].num_users
+    found = repeats.num_users if repeats is not None else 0
+    share = f"{found:,} of {users:,} targets ({found / users:.1%})"
+    print_table(
+        f"Repeats apart: {share} are in the user's own history",
+        ("", "target", *metrics),
+        repeat_rows(evaluations, metrics),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.data.interactions import Interactions
 from recprune.evaluation.metrics import (
@@ -22,15 +23,32 @@ from recprune.evaluation.resampling import (
     bootstrap_mean,
     in_parts,
 )
-from recprune.types import Float64Array, InputError, Json
+from recprune.types import Float64Array, InputError, Int32Array, Json
 
 DEFAULT_CUTOFFS = (10,)
 DEFAULT_COLUMNS = ("NDCG@10", "Recall@10", "MRR@10", "Coverage@10", "Bias@10")
 
 
 @dataclass(frozen=True)
+class UserGroup:
+    """The figures of some of the users of a run."""
+
+    num_users: int
+    metrics: Mapping[str, Estimate]  # by names such as NDCG@10; empty without users
+
+    @classmethod
+    def from_json(cls, values: Json | None) -> UserGroup | None:
+        """Return the group that `Evaluation.to_json` wrote, None if there was none."""
+        return None if values is None else cls(values["num_users"], _estimates(values["metrics"]))
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The figures of one run.
+
+    Where histories are known, users are also judged in two groups: those whose target is a
+    *repeat*, being in their own history, and the others, whose target is new to them. The mean over
+    all users hides which of the two a run is good at.
 
     Coverage@K is the share of the catalogue that is recommended to any user in the first K places.
     Bias@K is the popularity of what is recommended relative to that of what was wanted,
@@ -53,6 +71,13 @@ class Evaluation:
     metrics: Mapping[str, Estimate]  # by names such as NDCG@10
     coverage: Mapping[int, float]  # by cutoff
     popularity_bias: Mapping[int, float | None]  # by cutoff
+    repeats: UserGroup | None = None  # users whose target is in their own history
+    others: UserGroup | None = None  # users whose target is new to them
+
+    @property
+    def repeat_share(self) -> float | None:
+        """The share of users whose target is in their own history; None where it is not known."""
+        return None if self.repeats is None else self.repeats.num_users / self.num_users
 
     def to_json(self) -> Json:
         """Return the figures as what `json` can write."""
@@ -63,22 +88,30 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, values: Json) -> Evaluation:
-        """Return the evaluation that `to_json` wrote."""
+        """Return the evaluation that `to_json` wrote; older ones do not tell repeats apart."""
         expected = {field.name for field in fields(cls)}
-        if set(values) != expected:
-            wrong = ", ".join(sorted(set(values) ^ expected))
-            raise InputError(f"an evaluation has missing or unknown entries: {wrong}")
+        wrong = (set(values) | {"repeats", "others"}) ^ expected
+        if wrong:
+            raise InputError(
+                f"an evaluation has missing or unknown entries: {', '.join(sorted(wrong))}"
+            )
         try:
             return cls(
                 **values
                 | {
-                    "metrics": {name: Estimate(**v) for name, v in values["metrics"].items()},
+                    "metrics": _estimates(values["metrics"]),
                     "coverage": {int(k): v for k, v in values["coverage"].items()},
                     "popularity_bias": {int(k): v for k, v in values["popularity_bias"].items()},
+                    "repeats": UserGroup.from_json(values.get("repeats")),
+                    "others": UserGroup.from_json(values.get("others")),
                 }
             )
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"an evaluation cannot be read: {error}") from None
+
+
+def _estimates(values: Json) -> dict[str, Estimate]:
+    return {name: Estimate(**estimate) for name, estimate in values.items()}
 
 
 def evaluate(
@@ -86,6 +119,7 @@ def evaluate(
     train: Interactions,
     *,
     name: str,
+    histories: Sequence[Int32Array] | None = None,
     cutoffs: Sequence[int] = DEFAULT_CUTOFFS,
     confidence: float = DEFAULT_CONFIDENCE,
     resamples: int = DEFAULT_RESAMPLES,
@@ -94,7 +128,8 @@ def evaluate(
     """Judge one run, called `name`: every metric at every cutoff, with bootstrap intervals.
 
     `train` is what the run learned from: its catalogue is what is covered, its interactions say
-    which items are popular.
+    which items are popular. With the `histories` that the run was asked about, repeats are told
+    apart; every user then has one target.
     """
     if len(cutoffs) == 0:
         raise InputError("cutoffs is empty, expected at least one")
@@ -106,20 +141,48 @@ def evaluate(
                 f"{array} holds item {items.max()}, but the catalogue has {train.num_items}"
             )
     metrics = [f"{metric}@{cutoff}" for cutoff in cutoffs for metric in METRICS]
+    values = user_values(ranked, metrics)
     popularity = np.bincount(train.items, minlength=train.num_items).astype(np.float64)
+
+    def estimates(users: NDArray[np.bool_]) -> dict[str, Estimate]:
+        return {
+            metric: bootstrap_mean(
+                of_users[users], confidence=confidence, resamples=resamples, seed=seed
+            )
+            for metric, of_users in values.items()
+        }
+
+    def group(users: NDArray[np.bool_]) -> UserGroup:
+        count = int(np.count_nonzero(users))
+        return UserGroup(count, estimates(users) if count else {})
+
+    repeated = None if histories is None else _repeated(ranked, histories)
     return Evaluation(
         name=name,
         num_users=ranked.num_users,
         confidence=confidence,
         resamples=resamples,
         seed=seed,
-        metrics={
-            metric: bootstrap_mean(values, confidence=confidence, resamples=resamples, seed=seed)
-            for metric, values in user_values(ranked, metrics).items()
-        },
+        metrics=estimates(np.ones(ranked.num_users, np.bool_)),
         coverage={cutoff: _coverage(ranked, cutoff, train.num_items) for cutoff in cutoffs},
         popularity_bias={cutoff: _bias(ranked, cutoff, popularity) for cutoff in cutoffs},
+        repeats=None if repeated is None else group(repeated),
+        others=None if repeated is None else group(~repeated),
     )
+
+
+def _repeated(ranked: RankedUsers, histories: Sequence[Int32Array]) -> NDArray[np.bool_]:
+    """Return which users' targets are in their own histories."""
+    if len(histories) != ranked.num_users:
+        raise InputError(f"{len(histories)} histories but {ranked.num_users} users")
+    if ranked.num_relevant.max() > 1:
+        row = int((ranked.num_relevant > 1).argmax())
+        raise InputError(
+            f"row {row} has {ranked.num_relevant[row]} relevant items: repeats are told apart for "
+            "one target of each user"
+        )
+    pairs = zip(ranked.relevant.tolist(), histories, strict=True)
+    return np.array([bool((history == target).any()) for target, history in pairs])
 
 
 def _coverage(ranked: RankedUsers, cutoff: int, num_items: int) -> float:
@@ -154,10 +217,27 @@ def evaluation_rows(
     ]
 
 
+def repeat_rows(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return two rows per run, of repeats and of the others: name, target, then each metric."""
+    rows = []
+    for evaluation in evaluations:
+        groups = {"repeat": evaluation.repeats, "new": evaluation.others}
+        for target, group in groups.items():
+            if group is None:
+                raise InputError(f"{evaluation.name} was evaluated without histories")
+            name = evaluation.name if target == "repeat" else ""
+            cells = (_interval(group.metrics[m]) if group.num_users else "–" for m in metrics)
+            rows.append((name, target, *cells))
+    return rows
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+
+
 def _cell(evaluation: Evaluation, column: str) -> str:
     if column in evaluation.metrics:
-        estimate = evaluation.metrics[column]
-        return f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+        return _interval(evaluation.metrics[column])
     for cutoff, share in evaluation.coverage.items():
         if column == f"Coverage@{cutoff}":
             return f"{share:.3%}"
