@@ -97,7 +97,14 @@ def test_tests_mirror_the_tree() -> None:
 
 
 def test_every_command_is_listed() -> None:
-    helpers = {"__init__", "codebook_options", "console", "log_options", "tables"}
+    helpers = {
+        "__init__",
+        "codebook_options",
+        "console",
+        "log_options",
+        "settings_options",
+        "tables",
+    }
     assert {path.stem for path in files_of("commands")} - helpers == set(COMMANDS)
 
 

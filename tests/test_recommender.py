@@ -533,6 +533,31 @@ def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:
         )
 
 
+def test_all_of_a_log_can_be_fitted(tmp_path: Path) -> None:
+    log = walks(40, 60, "integers", seed=1)
+    sizes: dict[str, Any] = {"num_splits": 4, "num_sub_items": 8, "device": "cpu"}
+    quick = {name: value for name, value in QUICK.items() if name != "max_epochs"}
+    with pytest.raises(InputError, match="train_fraction is 1.0, .* give max_epochs, or epochs_of"):
+        Recommender.fit(log, train_fraction=1.0, **sizes, **quick)
+    earlier = tmp_path / "earlier"
+    Recommender.fit(log, out=earlier, **sizes, **quick, max_epochs=4)
+    epochs = [json.loads(line) for line in (earlier / "epochs.jsonl").read_text().splitlines()]
+    best = [entry["epoch"] for entry in epochs if entry["best"]][-1]
+    for given in ({"max_epochs": best}, {"epochs_of": earlier}):
+        out = tmp_path / "-".join(given)
+        whole = Recommender.fit(log, train_fraction=1.0, out=out, **sizes, **quick, **given)
+        assert whole.popularity.sum() == log.num_interactions
+        assert whole.settings["preparation"]["holdout"] == "none"
+        assert len((out / "epochs.jsonl").read_text().splitlines()) == best
+    with pytest.raises(InputError, match="epochs_of says how long to train, and so does"):
+        Recommender.fit(log, epochs_of=earlier, **sizes, **QUICK)
+    # A training without validation users knows of no best epoch.
+    with pytest.raises(InputError, match="no epoch found anything for validation users"):
+        Recommender.fit(
+            log, train_fraction=1.0, epochs_of=tmp_path / "max_epochs", **sizes, **quick
+        )
+
+
 def test_a_small_log_can_be_fitted_without_choosing_sizes() -> None:
     log = walks(20, 30, "integers", seed=2)
     recommender = Recommender.fit(log, device="cpu", **QUICK)
@@ -854,7 +879,7 @@ def test_the_training_log_is_the_training_part_of_the_hold_out(
             assert log.history(user).tolist() == holdout.train.history(user).tolist()
         assert log.items.dtype == holdout.train.items.dtype
         assert log.offsets.dtype == holdout.train.offsets.dtype
-        assert (log.times == 0).all()
+        assert np.array_equal(log.times, holdout.train.times)
         assert log.item_ids.take(range(60)) == holdout.log.item_ids.take(range(60))
     if protocol == "short training":
         assert len(holdout.dropped_users)

@@ -44,7 +44,13 @@ if TYPE_CHECKING:
         assign_random,
         assign_svd,
     )
-    from recprune.preparation.holdout import Holdout, Targets, leave_one_out, temporal_holdout
+    from recprune.preparation.holdout import (
+        Holdout,
+        Targets,
+        leave_one_out,
+        no_holdout,
+        temporal_holdout,
+    )
     from recprune.preparation.prepared import Prepared, prepare
     from recprune.recommender import Recommendations, Recommender
     from recprune.search.index import Index, instruction_set
@@ -125,6 +131,7 @@ __all__ = [
     "items_sharing_most",
     "leave_one_out",
     "log_statistics",
+    "no_holdout",
     "prepare",
     "read_interactions",
     "synthetic_log",
@@ -199,6 +206,7 @@ _HOMES = {
     "items_sharing_most": "search.posting_lists",
     "leave_one_out": "preparation.holdout",
     "log_statistics": "data.statistics",
+    "no_holdout": "preparation.holdout",
     "prepare": "preparation.prepared",
     "read_interactions": "data.interactions",
     "synthetic_log": "data.synthetic",

@@ -44,6 +44,7 @@ from recprune.types import (
 if TYPE_CHECKING:
     from recprune.data.interactions import Interactions
     from recprune.models.architectures import SequenceModel
+    from recprune.preparation.holdout import Holdout
     from recprune.training.loop import EpochReport
 
 KIND = "recommender"
@@ -107,6 +108,7 @@ class Recommender:
         num_splits: int = 8,
         num_sub_items: int = 256,
         train_fraction: float = 0.9,
+        epochs_of: str | Path | None = None,
         device: str = "auto",
         out: str | Path | None = None,
         resume: bool = False,
@@ -116,29 +118,28 @@ class Recommender:
         """Train a model of a log and return its recommender.
 
         Further arguments are settings of the model and of its training, by name. What comes after
-        `train_fraction` of the log is held out, for an honest evaluation, and not learnt from.
+        `train_fraction` of the log is held out, for an honest evaluation, and not learnt from. With
+        1.0 all of the log is, validation users included; how many epochs that takes is then said by
+        `max_epochs`, or by `epochs_of`, the `out` of an earlier fit that had validation users.
         `out` keeps what training leaves on disk, so that `resume` can go on after an interruption.
         For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
         same in three steps.
         """
         from recprune.preparation.codebook import assign_svd
-        from recprune.preparation.holdout import temporal_holdout
         from recprune.training.loop import train
 
+        whole = train_fraction == 1.0
+        values |= _epochs(values, epochs_of, whole)
         settings = find_preset(preset).with_values(values)
         if settings.model.embedding == "full":
             _check_full_size(log.num_items)  # before hours of training
         seed = settings.training.seed
-        holdout = temporal_holdout(
-            log,
-            train_fraction=train_fraction,
-            validation_users=settings.training.validation_users,
-            seed=seed,
-        )
+        holdout = _hold_out(log, train_fraction, settings)
         codebook = assign_svd(
             holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
         )
-        prepared = prepare(holdout, codebook, {"holdout": "temporal", "seed": seed})
+        kind = "none" if whole else "temporal"
+        prepared = prepare(holdout, codebook, {"holdout": kind, "seed": seed})
         with TemporaryDirectory() as scratch:
             folder = Path(out) if out is not None else Path(scratch)
             try:
@@ -429,6 +430,38 @@ def _from_version_3(saved: Saved) -> Saved:
     index_arrays = _with_prefix(saved.arrays, "index_")
     index = Saved(INDEX_KIND, 4, saved.settings["index"], index_arrays)
     return Saved(KIND, _VERSION, saved.settings["recommender"], arrays, {"index": index})
+
+
+def _epochs(values: Mapping[str, Any], epochs_of: str | Path | None, whole: bool) -> Json:
+    """Return how many epochs to train, where an earlier training says so.
+
+    Refuse to guess where all of the log trains, and no validation users say when to stop.
+    """
+    if epochs_of is not None:
+        from recprune.training.checkpoint import best_epoch
+
+        if "max_epochs" in values:
+            raise InputError("epochs_of says how long to train, and so does max_epochs: take one")
+        return {"max_epochs": best_epoch(epochs_of)}
+    if whole and "max_epochs" not in values:
+        raise InputError(
+            "train_fraction is 1.0, which leaves no validation users to say when to stop: give "
+            "max_epochs, or epochs_of with the folder of an earlier fit"
+        )
+    return {}
+
+
+def _hold_out(log: Interactions, train_fraction: float, settings: Settings) -> Holdout:
+    from recprune.preparation.holdout import no_holdout, temporal_holdout
+
+    if train_fraction == 1.0:
+        return no_holdout(log)
+    return temporal_holdout(
+        log,
+        train_fraction=train_fraction,
+        validation_users=settings.training.validation_users,
+        seed=settings.training.seed,
+    )
 
 
 def _export(model: SequenceModel) -> bytes:

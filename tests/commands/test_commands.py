@@ -216,6 +216,64 @@ def test_wrong_words_show_the_usage_of_the_command(
     assert message in shown
 
 
+# All of a log -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(shop: Shop) -> str:
+    """The same log, with nothing held out."""
+    out = str(shop.folder / "whole")
+    options = ["--holdout", "none", *SIZES]
+    run_shown("prepare", str(shop.folder / "log.csv"), "--out", out, *options)
+    return out
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_of_all_of_a_log(
+    shop: Shop, whole: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    epochs = [
+        json.loads(line) for line in Path(shop.model, "epochs.jsonl").read_text().splitlines()
+    ]
+    best = max(epochs, key=lambda entry: float(entry["ndcg"]))["epoch"]
+    no_epochs = [word for word in SETTINGS if not word.startswith("max_epochs")][:-1]
+    words = ["train", whole, "--device", "cpu", *no_epochs]
+    out = str(tmp_path / "model")
+    message = complaint(capsys, *words, "--out", out)
+    assert "has no validation users to say when to stop" in message
+    assert "--epochs-of FOLDER" in message
+    assert "--set max_epochs=N" in message
+    assert not Path(out).exists()
+    shown = run_shown(*words, "--out", out, "--epochs-of", shop.model)
+    assert "NDCG" not in shown
+    assert f"trained for {best} epochs" in shown
+    assert len(Path(out, "epochs.jsonl").read_text().splitlines()) == best
+    other = str(tmp_path / "other")
+    run_shown(*words, "--out", other, "--set", f"max_epochs={best}")
+    assert (
+        Path(out, "model.safetensors").read_bytes() == Path(other, "model.safetensors").read_bytes()
+    )
+    run_shown("export", whole, out, "--out", str(tmp_path / "recommender"))
+    recommender = Recommender.load(tmp_path / "recommender")
+    assert recommender.popularity.sum() == 40 * 20
+    assert "nobody to evaluate on: it was prepared with --holdout none" in complaint(
+        capsys, "evaluate", whole, out
+    )
+    # What was trained without validation users says nothing about epochs.
+    third = [*words, "--out", str(tmp_path / "third"), "--epochs-of"]
+    assert "no epoch found anything for validation users" in complaint(capsys, *third, out)
+    assert "epochs.jsonl: cannot be read: No such file" in complaint(capsys, *third, whole)
+    both = [*third, shop.model, "--set", "max_epochs=3"]
+    assert "--epochs-of says how long to train, and so does max_epochs" in complaint(capsys, *both)
+    Path(other, "epochs.jsonl").write_text("no JSON\n")
+    assert "epochs.jsonl: not the epochs of a training" in complaint(capsys, *third, other)
+
+
 # Evaluate ----------------------------------------------------------------------------------------
 
 BASELINES = {"popularity", "recent items", "personal frequency"}  # there are more

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recprune import Holdout, InputError, leave_one_out, temporal_holdout
+from recprune import Holdout, InputError, leave_one_out, no_holdout, temporal_holdout
 from tests.conftest import log_of
 
 
@@ -48,6 +48,13 @@ def test_temporal_by_hand() -> None:
     assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
     assert [holdout.log.user_ids[user] for user in holdout.dropped_users] == ["cat"]
     assert holdout.train.num_items == 6  # z is only seen after the cut, and stays
+
+
+def test_without_a_holdout_everything_trains() -> None:
+    holdout = no_holdout(log_of(*TEN))
+    assert training_of(holdout) == [["a", "b", "c", "d"], ["a", "b", "c", "d", "e"], ["z"]]
+    assert len(holdout.validation) == len(holdout.test) == len(holdout.dropped_users) == 0
+    assert holdout.cut_time is None
 
 
 def test_validation_items_leave_training_but_not_the_test_history() -> None:

@@ -301,6 +301,22 @@ def test_prepare_cuts_in_time_by_default(log_file: Path, tmp_path: Path) -> None
     assert len(prepared.validation) == 0
 
 
+def test_prepare_holds_out_nothing_on_request(
+    log_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "prepared"
+    assert main(["prepare", str(log_file), "--out", str(out), "--holdout", "none", *SMALL]) == 0
+    shown = capsys.readouterr()
+    assert "Hold-out: none, all of the log trains" in shown.out
+    assert "--epochs-of EARLIER" in shown.err.replace("\n", " ")
+    prepared = Prepared.load(out)
+    assert prepared.settings["holdout"] == "none"
+    assert len(prepared.validation) == len(prepared.test) == 0
+    assert np.array_equal(prepared.train_ends, prepared.offsets[1:])
+    assert prepared.train_log().num_interactions == 95
+    assert not prepared.is_temporal()
+
+
 def test_prepare_replaces_what_it_prepared_before(log_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "prepared"
     for splits in ("2", "3"):

@@ -61,7 +61,9 @@ def run(parsed: argparse.Namespace) -> None:
     order = random_generator(parsed.seed).permutation(len(prepared.test))
     chosen = np.sort(order[: parsed.users]) if parsed.users else np.arange(len(prepared.test))
     if not len(chosen):
-        raise InputError(f"{parsed.prepared}: there are no test users")
+        none = prepared.settings.get("holdout") == "none"
+        why = "it was prepared with --holdout none" if none else "nobody has a test target"
+        raise InputError(f"{parsed.prepared}: there is nobody to evaluate on: {why}")
     targets = prepared.test.items[chosen]
     train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]

@@ -11,7 +11,12 @@ from recprune.commands.log_options import add_log_arguments, add_seed_argument, 
 from recprune.commands.tables import print_codebook, print_holdout
 from recprune.data.statistics import iso_time
 from recprune.preparation.codebook import check_size
-from recprune.preparation.holdout import DEFAULT_VALIDATION_USERS, leave_one_out, temporal_holdout
+from recprune.preparation.holdout import (
+    DEFAULT_VALIDATION_USERS,
+    leave_one_out,
+    no_holdout,
+    temporal_holdout,
+)
 from recprune.preparation.prepared import KIND, prepare
 from recprune.storage import check_target
 from recprune.types import Json
@@ -22,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument(
         "--holdout",
-        choices=("temporal", "leave-one-out"),
+        choices=("temporal", "leave-one-out", "none"),
         default="temporal",
-        help="the paper's global cut in time, or every user's last item; default %(default)s",
+        help="the paper's global cut in time, every user's last item, or nothing: all of the log "
+        "then trains, without validation and test users; default %(default)s",
     )
     parser.add_argument(
         "--min-history",
@@ -73,6 +79,8 @@ def run(parsed: argparse.Namespace) -> None:
             "min_history": parsed.min_history,
             "cut_time": iso_time(holdout.cut_time or 0),
         }
+    elif parsed.holdout == "none":
+        holdout = no_holdout(log)
     else:
         holdout = leave_one_out(log, validation_users=parsed.validation_users, seed=parsed.seed)
     print_holdout(holdout)
@@ -81,4 +89,5 @@ def run(parsed: argparse.Namespace) -> None:
         progress("saving")
         prepare(holdout, codebook, settings).save(parsed.out)
     print_codebook(codebook)
-    say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL")
+    options = " --epochs-of EARLIER" if parsed.holdout == "none" else ""
+    say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL{options}")

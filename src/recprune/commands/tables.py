@@ -36,11 +36,12 @@ def statistics_rows(statistics: Statistics) -> list[tuple[str, str]]:
 
 def print_holdout(holdout: Holdout) -> None:
     """Print how a log was divided."""
-    cut = (
-        f"cut after {iso_time(holdout.cut_time)}"
-        if holdout.cut_time is not None
-        else "leave one out"
-    )
+    if holdout.cut_time is not None:
+        cut = f"cut after {iso_time(holdout.cut_time)}"
+    elif holdout.train.num_interactions == holdout.log.num_interactions:
+        cut = "none, all of the log trains"
+    else:
+        cut = "leave one out"
     trained = int((holdout.train.lengths > 0).sum())
     validated, tested = len(holdout.validation), len(holdout.test)
     print_table(

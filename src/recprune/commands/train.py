@@ -12,11 +12,11 @@ import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from recprune.models.settings import PRESETS, Settings, describe_settings, find_preset
+from recprune.commands.settings_options import add_settings_arguments, given_names, with_given
+from recprune.models.settings import Settings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
-from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, checkpoint_settings
+from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, best_epoch, checkpoint_settings
 from recprune.training.distributed import (
     ALONE,
     LostWorkerError,
@@ -31,6 +31,7 @@ from recprune.types import (
     MAX_SUB_ITEMS,
     InputError,
     InterruptedWorkError,
+    Json,
     MissingExtraError,
     needs_extra,
 )
@@ -42,20 +43,11 @@ with needs_extra("train"):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prepared", metavar="FOLDER", nargs="?", help="made by recprune prepare")
     parser.add_argument("--out", metavar="FOLDER", help="folder to write")
+    add_settings_arguments(parser, default="gsasrec, or what --resume finds")
     parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"one of {', '.join(PRESETS)}; default gsasrec, or what --resume finds",
-    )
-    parser.add_argument(
-        "--settings", metavar="FILE", help="JSON with the parts model and training, over the preset"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="one setting, over all else; may be repeated",
+        "--epochs-of",
+        metavar="FOLDER",
+        help="train for as many epochs as were best in an earlier training",
     )
     parser.add_argument(
         "--list-settings",
@@ -141,10 +133,11 @@ def _join(parsed: argparse.Namespace, workers: Workers) -> None:
 def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     settings = Settings.from_json(workers.run_on_first(lambda: _settings(parsed).to_json()))
     prepared = Prepared.load(parsed.prepared)
+    workers.run_on_first(lambda: _refuse_endless(parsed, prepared))
     device = find_device(parsed.device, workers)
     if workers.is_first:
         _introduce(prepared, settings, device, workers)
-    show = _EpochLines(settings)
+    show = _EpochLines(settings, validated=len(prepared.validation) > 0)
     state = train(
         prepared,
         settings,
@@ -163,7 +156,10 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
         _say("not a single epoch was run")
         return
     where = Path(parsed.out) / MODEL
-    _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
+    if len(prepared.validation):
+        _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
+    else:
+        _say(f"trained for {state.epoch} epochs; weights in {where}")
     _draw_curve(Path(parsed.out))
 
 
@@ -199,35 +195,32 @@ def _settings(parsed: argparse.Namespace) -> Settings:
         settings = checkpoint_settings(parsed.out)
     else:
         settings = find_preset(parsed.preset or "gsasrec")
-    if parsed.settings:
-        try:
-            given = json.loads(Path(parsed.settings).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{parsed.settings}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"{parsed.settings}: not readable as JSON: {error}") from None
-        if not isinstance(given, dict) or not all(
-            isinstance(part, dict) for part in given.values()
-        ):
-            raise InputError(f"{parsed.settings}: expected an object with model and training")
-        settings = settings.with_parts(given)
-    values: dict[str, Any] = {}
-    for text in parsed.set:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--set {text}: expected NAME=VALUE")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value  # a word
-    return settings.with_values(values)
+    settings = with_given(settings, parsed)
+    if parsed.epochs_of is None:
+        return settings
+    if "max_epochs" in given_names(parsed):
+        raise InputError("--epochs-of says how long to train, and so does max_epochs: take one")
+    return settings.with_values({"max_epochs": best_epoch(parsed.epochs_of)})
+
+
+def _refuse_endless(parsed: argparse.Namespace, prepared: Prepared) -> Json:
+    """Refuse to guess a number of epochs where no validation users say when to stop."""
+    given = parsed.epochs_of or parsed.resume or "max_epochs" in given_names(parsed)
+    if not len(prepared.validation) and not given:
+        raise InputError(
+            f"{parsed.prepared} has no validation users to say when to stop: take the number of "
+            "epochs from an earlier training that had some, with --epochs-of FOLDER, or give it "
+            "with --set max_epochs=N"
+        )
+    return {}
 
 
 class _EpochLines:
     """One line that is written over while steps pass, and one that stays for every epoch."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, validated: bool) -> None:
         self._settings = settings
+        self._validated = validated
         self._begun = time.monotonic()
         self._epochs = 0
 
@@ -241,9 +234,10 @@ class _EpochLines:
         each = (time.monotonic() - self._begun) / self._epochs
         left = each * (self._settings.training.max_epochs - report.epoch)
         start = "\r" if sys.stderr.isatty() else ""
+        judged = f"NDCG@10 {report.ndcg:.4f}{' *' if report.best else '  '}  "
         _say(
             f"{start}epoch {report.epoch:3}  loss {report.loss:.5f}  "
-            f"NDCG@10 {report.ndcg:.4f}{' *' if report.best else '  '}  "
+            f"{judged if self._validated else ''}"
             f"{report.steps_per_second:6.1f} steps/s  at most {left / 60:.0f} min to go"
         )
 

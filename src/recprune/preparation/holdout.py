@@ -2,7 +2,8 @@
 
 `temporal_holdout` is the paper's protocol (section 5.1): one global cut in time, so that nothing
 after it is known in training. `leave_one_out` is the older protocol, for comparison with published
-figures; it lets one user's past lie in another user's future.
+figures; it lets one user's past lie in another user's future. `no_holdout` leaves all of the log
+to training.
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ def leave_one_out(
     """
     ends = np.maximum(log.offsets[1:] - 1, log.offsets[:-1])
     return _hold_out(log, ends, validation_users, 1, seed, None)
+
+
+def no_holdout(log: Interactions) -> Holdout:
+    """Hold out nothing: for the model that is served, once its settings have been judged."""
+    return _hold_out(log, log.offsets[1:], 0, 1, 0, None)
 
 
 def _hold_out(

@@ -135,6 +135,23 @@ def training_tensors(
     return tensors
 
 
+def best_epoch(folder: str | Path) -> int:
+    """Return in which of its epochs an earlier training was best on its validation users."""
+    path = Path(folder) / EPOCHS
+    try:
+        epochs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        ndcg = {int(entry["epoch"]): float(entry["ndcg"]) for entry in epochs}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{path}: not the epochs of a training: {error}") from None
+    if not any(ndcg.values()):
+        raise InputError(
+            f"{path}: no epoch found anything for validation users, so that none of them is best"
+        )
+    return max(ndcg, key=lambda epoch: ndcg[epoch])
+
+
 def save_model(
     folder: Path,
     settings: Settings,
