@@ -17,7 +17,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from recprune import Index, InputError, StorageError
-from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.architectures import ARCHITECTURES, SequenceModel, build_model
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.onnx_export import export_encoder
@@ -102,8 +102,8 @@ def encoder(request: pytest.FixtureRequest, model: SequenceModel) -> Encoder:
 @pytest.mark.parametrize(
     ("architecture", "num_heads", "embedding", "num_blocks"),
     [
-        *product(("sasrec", "bert4rec"), (1, 2, 4), ("recjpq", "full"), (2,)),
-        *product(("sasrec", "bert4rec"), (1, 2), ("recjpq",), (1, 3)),
+        *product(ARCHITECTURES, (1, 2, 4), ("recjpq", "full"), (2,)),
+        *product(ARCHITECTURES, (1, 2), ("recjpq",), (1, 3)),
     ],
 )
 def test_onnx_torch_and_the_whole_model_agree(
@@ -119,7 +119,7 @@ def test_onnx_torch_and_the_whole_model_agree(
         assert largest_difference(found, states) < 1e-5
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 @pytest.mark.parametrize("num_heads", [1, 4])
 def test_the_graph_means_the_same_to_the_reference_implementation(
     architecture: Architecture, num_heads: int
@@ -183,7 +183,7 @@ def test_several_threads_in_one_encoder_change_nothing(model: SequenceModel) -> 
     assert largest_difference(found, onnx_encoder(model).encode(histories)) < 1e-5
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_the_top_ten_is_the_same(architecture: Architecture) -> None:
     codes = some_codes(5000)
     model = some_model(settings_of(architecture, num_heads=2), codes)

@@ -70,7 +70,7 @@ EVERY_ENCODER = pytest.mark.parametrize(
     ("architecture", "embedding", "num_heads"),
     [
         (architecture, embedding, heads)
-        for architecture in ("sasrec", "bert4rec")
+        for architecture in ARCHITECTURES
         for embedding in EMBEDDINGS
         for heads in (1, 2)
     ],
@@ -172,7 +172,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_recjpq_has_no_table_of_all_item_vectors(architecture: str) -> None:
     def sizes(num_items: int, embedding: str) -> dict[str, int]:
         settings = ModelSettings(architecture, embedding, WIDTH, length=LENGTH)  # type: ignore[arg-type]
@@ -307,12 +307,12 @@ def test_a_long_history_counts_by_its_last_items(
     assert not torch.allclose(long, shorter, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_no_histories_have_no_embeddings(architecture: str) -> None:
     assert encode_histories(model_of(architecture), LENGTH, []).shape == (0, WIDTH)
 
 
-@pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_the_order_of_a_history_matters(architecture: str) -> None:
     model = model_of(architecture)
     first = encode_histories(model, LENGTH, [np.array([3, 4, 5], np.int32)])

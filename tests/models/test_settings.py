@@ -61,7 +61,7 @@ def test_every_setting_says_what_it_means_and_what_is_expected() -> None:
         assert entry.meaning, entry.name
         assert entry.expected, entry.name
     by_name = {entry.name: entry for entry in described}
-    assert by_name["loss"].expected == "bce, gbce, softmax"
+    assert by_name["loss"].expected == "bce, gbce, softmax, cross_entropy"
     assert by_name["exclude_seen"].expected == "true, false"
     assert by_name["dropout"].value == 0.2
 

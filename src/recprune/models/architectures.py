@@ -7,7 +7,9 @@ from typing import TypeAlias, cast
 
 from recprune.models.bert4rec import BERT4Rec
 from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
+from recprune.models.esasrec import ESASRec
 from recprune.models.learnt_codes import LearntEmbedding
+from recprune.models.repeats import NUM_BUCKETS
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
 from recprune.types import CodeArray, needs_extra
@@ -17,7 +19,11 @@ with needs_extra("train"):
 
 SequenceModel: TypeAlias = SASRec | BERT4Rec
 
-ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {"sasrec": SASRec, "bert4rec": BERT4Rec}
+ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {
+    "sasrec": SASRec,
+    "esasrec": ESASRec,
+    "bert4rec": BERT4Rec,
+}
 
 
 def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:
@@ -27,12 +33,21 @@ def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -
         embedding = FullEmbedding(len(codes), settings.width)
     else:
         embedding = RecJPQEmbedding(codes, num_sub_items, settings.width)
-    return ARCHITECTURES[settings.architecture](embedding, settings)
+    return _model_over(embedding, settings)
 
 
 def build_learning_model(settings: ModelSettings, num_items: int) -> SequenceModel:
     """Return an untrained model that learns the codes of its items."""
-    return ARCHITECTURES[settings.architecture](LearntEmbedding(num_items, settings), settings)
+    return _model_over(LearntEmbedding(num_items, settings), settings)
+
+
+def _model_over(embedding: ItemEmbedding, settings: ModelSettings) -> SequenceModel:
+    model = ARCHITECTURES[settings.architecture](embedding, settings)
+    if settings.repeats:
+        model.repeats = nn.Linear(settings.width, NUM_BUCKETS)
+        nn.init.zeros_(model.repeats.weight)  # no boosts, until there is a reason for them
+        nn.init.zeros_(model.repeats.bias)
+    return model
 
 
 def with_embedding(model: SequenceModel, embedding: ItemEmbedding) -> SequenceModel:

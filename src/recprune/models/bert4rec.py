@@ -29,9 +29,12 @@ class BERT4Rec(nn.Module):
 
     fills_masks: ClassVar = True
 
+    repeats: nn.Linear | None  # φ → the boosts of buckets
+
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
+        self.repeats = None
         self.mask_vector = nn.Parameter(torch.randn(settings.width) * 0.02)
         # One more than a history has items, for the mask that is appended.
         self.positions = LearnedPositions(settings.length + 1, settings.width)

@@ -96,14 +96,18 @@ class LearntEmbedding(nn.Module):
 
     @torch.no_grad()
     def tally(self, items: Tensor) -> Tensor:
-        """Return what centroids would be moved by: loads and sums of these items, flattened."""
-        full = nn.functional.embedding(items.flatten(), self.item_embeddings)
+        """Return what centroids would be moved by: loads and sums of these items, flattened.
+
+        Items that are −1 are padding.
+        """
+        full = nn.functional.embedding(items.clamp(min=0), self.item_embeddings)
+        counted = (items >= 0).float().repeat_interleave(self.num_splits)
         flat = self._flat_codes(full).flatten()  # [items · M]
         parts = full.view(-1, self.width // self.num_splits)
         loads = torch.zeros_like(self.loads).flatten()
         sums = torch.zeros_like(self.sums).flatten(0, 1)
-        loads.index_add_(0, flat, torch.ones_like(flat, dtype=loads.dtype))
-        sums.index_add_(0, flat, parts)
+        loads.index_add_(0, flat, counted)
+        sums.index_add_(0, flat, parts * counted.unsqueeze(1))
         return torch.cat([loads, sums.flatten()])
 
     @torch.no_grad()
@@ -124,7 +128,8 @@ class LearntEmbedding(nn.Module):
         vectors = self.item_embeddings[items].cpu().numpy()
         for split, parts in enumerate(np.split(vectors, self.num_splits, axis=1)):
             part = np.ascontiguousarray(parts)
-            found = k_means(part, self.num_sub_items, _K_MEANS_ROUNDS, rng)
+            count = min(self.num_sub_items, len(part))
+            found = k_means(part, count, _K_MEANS_ROUNDS, rng)
             # Of fewer items than sub-items, some stand twice.
             found = found[np.arange(self.num_sub_items) % len(found)]
             self.sub_item_embeddings[split] = torch.from_numpy(found)
@@ -188,7 +193,8 @@ class LearntEmbedding(nn.Module):
         self.quantises = bool(self.is_quantised > 0)
 
     def _straight_through(self, full: Tensor) -> Tensor:
-        return full + (self._quantised(full) - full).detach() if self.quantises else full
+        # The second summand is 0, and its gradient is that of the full vectors.
+        return self._quantised(full) + (full - full.detach()) if self.quantises else full
 
     def _codes(self, full: Tensor) -> Tensor:
         """Return the nearest centroids of vectors [..., d], [..., M]."""

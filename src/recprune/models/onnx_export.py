@@ -125,6 +125,10 @@ class OnnxGraph:
         attended = self.by_head(means, value_weight.reshape(heads, size, width).transpose(0, 2, 1))
         return self.add("Add", attended, self.constant(value_bias))
 
+    def gated(self, values: str, inputs: str, gate: nn.Linear) -> str:
+        """Multiply values by the sigmoid of a layer over the inputs."""
+        return self.add("Mul", values, self.add("Sigmoid", self.layer(inputs, gate)))
+
     def by_head(self, inputs: str, weights: Float64Array) -> str:
         """Multiply one position, cut into heads, by each head's own [in, out]: [batch, 1, …]."""
         heads, incoming, outgoing = weights.shape

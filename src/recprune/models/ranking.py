@@ -8,6 +8,7 @@ import numpy as np
 
 from recprune.models.architectures import SequenceModel
 from recprune.models.bert4rec import MASK
+from recprune.models.repeats import Boosts, RepeatBoosts
 from recprune.types import Int32Array, Int64Array, needs_extra
 
 with needs_extra("train"):
@@ -56,10 +57,13 @@ def target_ranks(
     targets: Int32Array,
     exclude: Sequence[Int32Array] | None = None,
     scores_at_once: int = 1 << 24,
+    *,
+    boosts: Sequence[Boosts] | None = None,
 ) -> Int64Array:
     """Return how many items are ranked above each user's target, over the full catalogue.
 
-    The tie rule is that of the search. Items in `exclude` do not count, unless they are the target.
+    The tie rule is that of the search. Items in `exclude` do not count, unless they are the target;
+    `boosts` are added to the scores of their items.
     Scores are computed for a part of the catalogue at a time, twice: first the targets' own.
     """
     embedding = model.embedding
@@ -74,14 +78,15 @@ def target_ranks(
         for first in range(0, embedding.num_items, chunk)
     ]
     own = torch.empty(num_users, device=device)
+    boosted = _Boosted(boosts or [], device)
     for first, last in ranges:
-        scores = embedding.scores_of_range(table, first, last)
+        scores = boosted.add_to(embedding.scores_of_range(table, first, last), first, last)
         inside = (wanted >= first) & (wanted < last)
         own = torch.where(inside, scores[users, (wanted - first).clamp(0, last - first - 1)], own)
     excluded_users, excluded_items = _flat_pairs(exclude or [], device)
     above = torch.zeros(num_users, dtype=torch.int64, device=device)
     for first, last in ranges:
-        scores = embedding.scores_of_range(table, first, last)
+        scores = boosted.add_to(embedding.scores_of_range(table, first, last), first, last)
         inside = (excluded_items >= first) & (excluded_items < last)
         scores[excluded_users[inside], excluded_items[inside] - first] = -torch.inf
         ids = torch.arange(first, last, device=device)
@@ -98,6 +103,8 @@ def top_items(
     k: int,
     exclude: Sequence[Int32Array] | None = None,
     scores_at_once: int = 1 << 24,
+    *,
+    boosts: Sequence[Boosts] | None = None,
 ) -> Int64Array:
     """Return the best k items of each user by scoring the full catalogue, [users, k], −1-padded.
 
@@ -109,12 +116,13 @@ def top_items(
     num_users = len(sequence_embeddings)
     table = embedding.score_table(sequence_embeddings)
     excluded_users, excluded_items = _flat_pairs(exclude or [], device)
+    boosted = _Boosted(boosts or [], device)
     scores = torch.full((num_users, k), -torch.inf, device=device)
     ids = torch.full((num_users, k), -1, dtype=torch.int64, device=device)
     chunk = max(1, scores_at_once // max(num_users, 1))
     for first in range(0, embedding.num_items, chunk):
         last = min(first + chunk, embedding.num_items)
-        part = embedding.scores_of_range(table, first, last)
+        part = boosted.add_to(embedding.scores_of_range(table, first, last), first, last)
         inside = (excluded_items >= first) & (excluded_items < last)
         part[excluded_users[inside], excluded_items[inside] - first] = -torch.inf
         # Stable, and the ids of the best so far are lower than those of this part: ties keep order.
@@ -126,7 +134,36 @@ def top_items(
     return ids.masked_fill(scores == -torch.inf, -1).cpu().numpy()
 
 
-def _flat_pairs(exclude: Sequence[Int32Array], device: torch.device) -> tuple[Tensor, Tensor]:
+def repeat_boosts(
+    model: SequenceModel, sequence_embeddings: Tensor, histories: Sequence[Int32Array]
+) -> list[Boosts] | None:
+    """Return what the repeat head of a model gives to the items of histories; None without one."""
+    if model.repeats is None:
+        return None
+    weight, bias = (value.detach().cpu().numpy() for value in model.repeats.parameters())
+    boosts = RepeatBoosts(weight, bias, model.longest_history)
+    return boosts(sequence_embeddings.cpu().numpy(), histories)
+
+
+class _Boosted:
+    """Boosts of all users, flat: one entry for every item that is boosted for a user."""
+
+    def __init__(self, boosts: Sequence[Boosts], device: torch.device) -> None:
+        self._users, self._items = _flat_pairs([items for items, _ in boosts], device)
+        values = np.concatenate([*(values for _, values in boosts), np.empty(0, np.float32)])
+        self._values = torch.from_numpy(values.astype(np.float32)).to(device)
+
+    def add_to(self, scores: Tensor, first: int, last: int) -> Tensor:
+        """Return the scores of items first … last − 1 with boosts, added in place."""
+        inside = (self._items >= first) & (self._items < last)
+        if inside.any():
+            scores[self._users[inside], self._items[inside] - first] += self._values[inside]
+        return scores
+
+
+def _flat_pairs(
+    exclude: Sequence[Int32Array] | Sequence[Int64Array], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return users and items, one pair for every item that is excluded for a user."""
     lengths = [len(items) for items in exclude]
     users = np.repeat(np.arange(len(exclude)), lengths)

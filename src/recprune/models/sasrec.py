@@ -6,7 +6,7 @@ around attention is the normalised query.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
@@ -23,18 +23,36 @@ if TYPE_CHECKING:
     from recprune.models.onnx_export import OnnxGraph
 
 
+class CausalBlock(Protocol):
+    """A block in which no position sees a later one."""
+
+    def last_state(self, states: Tensor) -> Tensor:
+        """Return the next state at the last position alone, [batch, d]."""
+        ...
+
+    def write_graph(self, graph: OnnxGraph, states: str, *, last: bool) -> str:
+        """Write the block; return the next states, of all positions or of the last alone."""
+        ...
+
+
 class SASRec(nn.Module):
     """Histories → a sequence embedding after every item."""
 
     fills_masks: ClassVar = False
 
+    repeats: nn.Linear | None  # φ → the boosts of buckets
+
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
+        self.repeats = None
         self.positions = LearnedPositions(settings.length, settings.width)
         self.dropout = nn.Dropout(settings.dropout)
-        self.blocks = nn.ModuleList(SASRecBlock(settings) for _ in range(settings.num_blocks))
+        self.blocks = nn.ModuleList(self._block(settings) for _ in range(settings.num_blocks))
         self.norm = nn.LayerNorm(settings.width)
+
+    def _block(self, settings: ModelSettings) -> nn.Module:
+        return SASRecBlock(settings)
 
     def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
         """Return the states, [batch, length, d], of right-padded histories [batch, length].
@@ -67,7 +85,7 @@ class SASRec(nn.Module):
         states = vectors + self.positions.last(vectors.shape[1])
         for block in self.blocks[:-1]:
             states = block(states, None)
-        last = cast(SASRecBlock, self.blocks[-1])
+        last = cast(CausalBlock, self.blocks[-1])
         normalised: Tensor = self.norm(last.last_state(states))
         return normalised
 
@@ -80,8 +98,8 @@ class SASRec(nn.Module):
         """Write `encode_last` as ONNX operators; return its result, [batch, 1, d]."""
         states = graph.add_last_rows(vectors, self.positions.table)
         for block in self.blocks[:-1]:
-            states = cast(SASRecBlock, block).write_graph(graph, states, last=False)
-        last = cast(SASRecBlock, self.blocks[-1])
+            states = cast(CausalBlock, block).write_graph(graph, states, last=False)
+        last = cast(CausalBlock, self.blocks[-1])
         return graph.norm(last.write_graph(graph, states, last=True), self.norm)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from recprune.types import InputError, Json
 
-Architecture = Literal["sasrec", "bert4rec"]
+Architecture = Literal["sasrec", "esasrec", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full"]
 Codes = Literal["svd", "random", "learnt"]
 Loss = Literal["bce", "gbce", "softmax", "cross_entropy"]
@@ -46,6 +46,7 @@ class ModelSettings:
     codes: Codes = _described("svd", "of recjpq: as prepared, drawn anew, or learnt in training")
     num_splits: int = _described(8, "M of learnt codes; others are as prepared", _COUNT)
     num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
+    repeats: bool = _described(False, "a head that boosts what the user had before")
 
     def __post_init__(self) -> None:
         _check_choice(self, "architecture", Architecture)
@@ -55,6 +56,10 @@ class ModelSettings:
             _check_count(self, name)
         if not 2 <= self.num_sub_items <= _MAX_LEARNT:
             raise InputError(f"num_sub_items is {self.num_sub_items}, expected 2 to {_MAX_LEARNT}")
+        if not isinstance(self.repeats, bool):
+            raise InputError(f"repeats is {self.repeats!r}, expected true or false")
+        if self.repeats and self.architecture == "bert4rec":
+            raise InputError("repeats needs an encoder that reads in one direction, not bert4rec")
         if self.learns_codes and self.width % self.num_splits:
             raise InputError(
                 f"width {self.width} is not a multiple of num_splits {self.num_splits}"
@@ -158,6 +163,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.training.pruning_weight and self.model.embedding != "recjpq":
             raise InputError("pruning_weight needs sub-items: embedding is not recjpq")
+        if self.model.repeats and self.training.exclude_seen:
+            raise InputError("repeats boosts what exclude_seen leaves out: choose one of them")
         if self.training.pruning_weight and self.model.learns_codes:
             raise InputError("pruning_weight needs codes that stay: codes is learnt")
         if self.model.learns_codes and self.training.full_epochs >= self.training.max_epochs:

@@ -26,7 +26,8 @@ from recprune.models.architectures import (
     with_embedding,
 )
 from recprune.models.learnt_codes import CodeReport, LearntEmbedding
-from recprune.models.ranking import encode_histories, target_ranks
+from recprune.models.ranking import encode_histories, repeat_boosts, target_ranks
+from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
 from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
@@ -122,7 +123,9 @@ def train(
             loss_sum = torch.tensor(training.state.loss_sum, dtype=torch.float64, device=chosen)
             for number in range(first_number, num_steps):
                 shown = users[number * size : (number + 1) * size]  # [batch_size], or fewer at last
-                minibatch = make_minibatch(prepared, shown, settings, epoch, number)
+                minibatch = make_minibatch(
+                    prepared, shown, settings, epoch, number, training.features
+                )
                 loss = step(minibatch, epoch, number)  # []
                 loss_sum += loss
                 if number % _REPORT_EVERY == _REPORT_EVERY - 1 or number == num_steps - 1:
@@ -170,6 +173,9 @@ class _Training:
             fused=on_gpu,
             capturable=on_gpu,
         )
+        self.features: EventFeatures | None = None  # for a repeat head
+        if settings.model.repeats:
+            self.features = event_features(prepared.items, prepared.offsets)
         self.state = State()
         self._begun = time.monotonic()
 
@@ -336,7 +342,8 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
     exclude = histories if settings.training.exclude_seen else None
-    ranks = target_ranks(model, embeddings, targets.items[chosen], exclude) + 1
+    boosts = repeat_boosts(model, embeddings, histories)
+    ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
+from recprune.models.repeats import EventFeatures
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.random_streams import Stream, stream_generator
@@ -30,10 +31,12 @@ class Minibatch:
     segments: Int64Array  # which history of the row; −1 is padding
     positions: Int64Array  # into the flattened items
     targets: Int64Array  # the items to be predicted there; −1 is padding
+    own: Int64Array | None = None  # [3, rows, longest]: features of events, for a repeat head
 
     def arrays(self) -> tuple[Int64Array, ...]:
         """Return what a step is given, in its order."""
-        return self.items, self.places, self.segments, self.positions, self.targets
+        arrays = (self.items, self.places, self.segments, self.positions, self.targets)
+        return arrays if self.own is None else (*arrays, self.own)
 
 
 def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Array:
@@ -48,9 +51,14 @@ def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Arra
 
 
 def make_minibatch(
-    prepared: Prepared, users: Int64Array, settings: Settings, epoch: int, number: int
+    prepared: Prepared,
+    users: Int64Array,
+    settings: Settings,
+    epoch: int,
+    number: int,
+    features: EventFeatures | None = None,
 ) -> Minibatch:
-    """Return the minibatch with the given number of an epoch."""
+    """Return the minibatch with the given number of an epoch; a repeat head needs features."""
     rng = stream_generator(settings.training.seed, Stream.WINDOWS, epoch, number)
     most = settings.model.length + 1  # one is only a target
     starts = prepared.offsets[users]
@@ -59,14 +67,19 @@ def make_minibatch(
         # Any window as long as possible.
         ends = ends - rng.integers(0, np.maximum(ends - starts - most, 0) + 1)
     lengths = np.minimum(ends - starts, most)
-    windows = prepared.items[_ranges(ends - lengths, lengths)].astype(np.int64)
+    events = _ranges(ends - lengths, lengths)
+    windows = prepared.items[events].astype(np.int64)
     last = np.cumsum(lengths) - 1
     if not ARCHITECTURES[settings.model.architecture].fills_masks:
         # After every item but the last, the next one.
         is_input = np.ones(len(windows), np.bool_)
         is_input[last] = False
         inputs, targets = windows[is_input], windows[np.flatnonzero(is_input) + 1]
-        return _pack(inputs, lengths - 1, settings.model.length, np.arange(len(inputs)), targets)
+        own = None
+        if features is not None:
+            own = np.stack([array[events[is_input]].astype(np.int64) for array in features])
+        predicted = np.arange(len(inputs))
+        return _pack(inputs, lengths - 1, settings.model.length, predicted, targets, own)
     masked = rng.random(len(windows)) < settings.training.mask_share
     only_last = rng.random(len(users)) < _ONLY_LAST
     only_last |= np.add.reduceat(masked, last - lengths + 1) == 0
@@ -88,6 +101,7 @@ def padded_minibatch(minibatch: Minibatch, rows: int, predictions: int) -> Minib
         np.pad(minibatch.segments, below, constant_values=-1),
         np.pad(minibatch.positions, after),
         np.pad(minibatch.targets, after, constant_values=-1),
+        None if minibatch.own is None else np.pad(minibatch.own, ((0, 0), *below)),
     )
 
 
@@ -107,11 +121,17 @@ def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibat
         minibatch.segments[first:last],
         minibatch.positions[kept] - first * width,
         minibatch.targets[kept],
+        None if minibatch.own is None else minibatch.own[:, first:last],
     ), kept
 
 
 def _pack(
-    items: Int64Array, lengths: Int64Array, width: int, predicted: Int64Array, targets: Int64Array
+    items: Int64Array,
+    lengths: Int64Array,
+    width: int,
+    predicted: Int64Array,
+    targets: Int64Array,
+    own: Int64Array | None = None,
 ) -> Minibatch:
     """Lay histories, given one after the other, out in rows of at most `width` items."""
     rows, starts = _fit(lengths.tolist(), width)
@@ -122,7 +142,11 @@ def _pack(
     packed.flat[flat] = items
     places.flat[flat] = _ranges(width - lengths, lengths)
     segments.flat[flat] = np.repeat(np.arange(len(lengths)), lengths)
-    return Minibatch(packed, places, segments, flat[predicted], targets)
+    packed_own = None
+    if own is not None:
+        packed_own = np.zeros((len(own), *shape), np.int64)
+        packed_own.reshape(len(own), -1)[:, flat] = own
+    return Minibatch(packed, places, segments, flat[predicted], targets, packed_own)
 
 
 def _fit(lengths: list[int], width: int) -> tuple[Int64Array, Int64Array]:

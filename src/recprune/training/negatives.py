@@ -6,9 +6,12 @@ them: then a draw costs one vector and one matrix product, so that there can be 
 
 from __future__ import annotations
 
+import math
+
 from recprune.models.architectures import SequenceModel
 from recprune.models.settings import TrainingSettings
 from recprune.preparation.prepared import Prepared
+from recprune.training.own_items import OwnItems
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -34,6 +37,9 @@ class Negatives:
         self._training = training
         self._device = device
         self._num_items = model.embedding.num_items
+        # How often an item is drawn where an own one always is; logq corrects for that already.
+        rate = min(1.0, training.num_negatives / self._num_items)
+        self._own_shift = 0.0 if training.logq else math.log(rate)
         self._log_counts: Tensor | None = None  # [items]: of how often a draw brings them
         if training.logq:
             counts = torch.from_numpy(prepared.training_counts()).double()
@@ -61,26 +67,45 @@ class Negatives:
         in_batch = targets[(chance * (targets >= 0).sum()).long()]
         return torch.cat([drawn, in_batch])
 
-    def scores(self, states: Tensor, wanted: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores of targets, [positions], and of negatives, [positions, c]."""
+    def scores(
+        self, states: Tensor, wanted: Tensor, negatives: Tensor, own: OwnItems | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the scores of targets, [positions], and of negatives, [positions, c].
+
+        With a repeat head, the user's own items are among the negatives.
+        """
         if self._training.loss == "cross_entropy":
             scores = _products(states, self._embedding.all_vectors())
-            own = scores.gather(1, wanted.unsqueeze(1)).squeeze(1)
-            return own, scores.scatter(1, wanted.unsqueeze(1), _NEVER)
+            if own is not None:
+                boosts = own.boosts.masked_fill(~own.valid, 0.0)
+                scores = scores.scatter_add(1, own.items, boosts)
+            positive = scores.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            return positive, scores.scatter(1, wanted.unsqueeze(1), _NEVER)
         if self._training.negatives == "own":
             candidates = torch.cat([wanted.unsqueeze(1), negatives], dim=1)
-            scores = self._embedding.scores(states, candidates).float()
-            return scores[:, 0], scores[:, 1:]
-        own = (states.float() * self._embedding.vectors(wanted)).sum(-1)
-        scores = _products(states, self._embedding.vectors(negatives))
-        if self._log_counts is not None:
-            scores = scores - self._log_counts[negatives]
-        return own, scores.masked_fill(negatives == wanted.unsqueeze(1), _NEVER)
+            both = self._embedding.scores(states, candidates).float()
+            positive, scores = both[:, 0], both[:, 1:]
+        else:
+            positive = (states.float() * self._embedding.vectors(wanted)).sum(-1)
+            scores = _products(states, self._embedding.vectors(negatives))
+            if self._log_counts is not None:
+                scores = scores - self._log_counts[negatives]
+            scores = scores.masked_fill(negatives == wanted.unsqueeze(1), _NEVER)
+        return (positive, scores) if own is None else self._with_own(positive, scores, wanted, own)
 
-    def touched(self, items: Tensor, wanted: Tensor, negatives: Tensor) -> Tensor:
+    def _with_own(
+        self, positive: Tensor, scores: Tensor, wanted: Tensor, own: OwnItems
+    ) -> tuple[Tensor, Tensor]:
+        """Put the boost on targets that the user had before, and own items to the negatives."""
+        is_target = own.valid & (own.items == wanted.unsqueeze(1))
+        boost = own.boosts.masked_fill(~is_target, 0.0).sum(1)
+        lowered = torch.where(is_target.any(1), self._own_shift, 0.0)
+        negatives = (own.scores + self._own_shift).masked_fill(~own.valid | is_target, _NEVER)
+        return positive + boost + lowered, torch.cat([scores, negatives], dim=1)
+
+    def touched(self, targets: Tensor, negatives: Tensor) -> Tensor:
         """Return the items that a step has looked at; of own negatives, one for each position."""
-        some = negatives[:, 0] if negatives.dim() == 2 else negatives
-        return torch.cat([items.flatten(), wanted, some])
+        return torch.cat([targets, negatives[:, 0] if negatives.dim() == 2 else negatives])
 
 
 def _products(states: Tensor, vectors: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
 from recprune.training.negatives import Negatives
+from recprune.training.own_items import OwnScores
 from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
 
@@ -62,25 +63,24 @@ class SingleStep:
             torch.default_generator.manual_seed(seed)
         return self._take(*(torch.from_numpy(array) for array in minibatch.arrays()))
 
-    def _update(
-        self, items: Tensor, places: Tensor, segments: Tensor, positions: Tensor, targets: Tensor
-    ) -> Tensor:
+    def _update(self, *arrays: Tensor) -> Tensor:
+        targets = arrays[4]
         negatives = self._negatives.draw(targets, len(targets))
         self._optimiser.zero_grad()
-        loss = self._loss(items, places, segments, positions, targets, negatives)
+        loss = self._loss(negatives, *arrays)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._settings.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._optimiser.step()
         embedding = self._embedding
         if isinstance(embedding, LearntEmbedding) and embedding.quantises:
-            touched = self._negatives.touched(items, targets.clamp(min=0), negatives)
+            touched = self._negatives.touched(targets, negatives)
             embedding.follow(embedding.tally(touched))
         return loss.detach()
 
-    def _mean_loss(self, *arrays: Tensor) -> Tensor:
-        *_, targets, _ = arrays
-        return self._loss_sum(*arrays) / (targets >= 0).sum()
+    def _mean_loss(self, negatives: Tensor, *arrays: Tensor) -> Tensor:
+        targets = arrays[4]
+        return self._loss_sum(negatives, *arrays) / (targets >= 0).sum()
 
 
 class SharedStep:
@@ -155,11 +155,10 @@ class SharedStep:
         arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
         if self._settings.training.negatives == "own" and negatives.dim() == 2:
             negatives = negatives[torch.from_numpy(kept).to(self._device)]
-        loss = self._loss_sum(*arrays, negatives) / count
+        loss = self._loss_sum(negatives, *arrays) / count
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
-        items, *_, wanted = arrays
-        return self._negatives.touched(items, wanted, negatives)
+        return self._negatives.touched(arrays[4], negatives)
 
     def _follow(self, touched: Tensor) -> None:
         """Let the centroids of learnt codes follow what all workers have looked at."""
@@ -177,19 +176,27 @@ def _loss_sum(
     device: torch.device,
 ) -> Callable[..., Tensor]:
     loss = find_loss(training, model.embedding.num_items)
+    score_own = None
+    if model.repeats is not None:
+        score_own = OwnScores(model.embedding, model.repeats, model.longest_history, device)
 
     def loss_sum(
+        negatives: Tensor,
         items: Tensor,
         places: Tensor,
         segments: Tensor,
         positions: Tensor,
         targets: Tensor,
-        negatives: Tensor,
+        features: Tensor | None = None,
     ) -> Tensor:
         wanted = targets.clamp(min=0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
-            scores = candidates.scores(states, wanted, negatives)
+            all_states = model.forward_packed(items, places, segments)
+            states = all_states.flatten(0, 1)[positions]
+            own = None
+            if score_own is not None and features is not None:
+                own = score_own(all_states, items, segments, positions, features)
+            scores = candidates.scores(states, wanted, negatives, own)
         values = loss(*scores)
         if isinstance(model.embedding, LearntEmbedding) and model.embedding.quantises:
             values = values + training.commitment * model.embedding.distortion(wanted)

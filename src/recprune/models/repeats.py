@@ -1,0 +1,147 @@
+"""The repeat head: what a user had before, as an addition to the scores of those items alone.
+
+Much of what people do, they do again, and a vector of fixed width need not learn by heart what. For
+every item of the history, the head knows how many events ago it came last, how often it came, and
+how often lately. Each of the three falls into a bucket, each bucket has a number that the state
+decides (a linear map of φ), and the sum of the three is added to the item's score: a *boost*, which
+the search adds exactly. So the state weighs repeating against exploring, and everything else keeps
+the score that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.types import Float32Array, Int32Array, Int64Array
+
+# Recent events have a bucket each, older ones share: two buckets for every doubling.
+_RECENT = 8
+RECENCY_BUCKETS = 28  # up to 8 · 2^10 events ago
+COUNT_BUCKETS = 12  # 1, 2, 3, 4, then one for every doubling
+FREQUENCY_BUCKETS = 12  # two for every doubling of the decayed count
+NUM_BUCKETS = RECENCY_BUCKETS + COUNT_BUCKETS + FREQUENCY_BUCKETS
+# In events: how fast a decayed count forgets. Counting with this alone predicts repeats best on the
+# logs that were looked at, and what it is exactly matters little, since recency is there as well.
+_FORGETS_AFTER = 30.0
+NEVER = np.int64(1 << 31)
+
+
+Boosts: TypeAlias = tuple[Int64Array, Float32Array]  # items of a user, and what each is given
+
+
+class EventFeatures(NamedTuple):
+    """What is known of every event of histories that stand one after the other."""
+
+    until_next: Int64Array  # events until the item comes again; NEVER if it does not
+    counts: NDArray[np.uint8]  # bucket of how often the item came so far, this event included
+    frequencies: NDArray[np.uint8]  # bucket of the same, decayed
+
+
+class OwnItems(NamedTuple):
+    """The items of one history, each once."""
+
+    items: Int64Array
+    buckets: Int64Array  # [items, 3]: rows of the head
+
+
+def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
+    """Return the features of all events; user u has `items[offsets[u]:offsets[u + 1]]`."""
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((np.arange(len(items)), items, users))  # equal ones together, in their order
+    repeated = np.zeros(len(items), np.bool_)  # in that order: whether the one before is the same
+    repeated[1:] = (np.diff(users[order]) == 0) & (np.diff(items[order]) == 0)
+    gaps = np.diff(order, prepend=0)
+    until_next = np.full(len(items), NEVER)
+    until_next[order[:-1][repeated[1:]]] = gaps[1:][repeated[1:]]
+    runs = _count_runs(repeated)
+    counts, frequencies = np.empty((2, len(items)), np.uint8)
+    counts[order] = count_bucket(runs)
+    frequencies[order] = frequency_bucket(_decayed_counts(gaps, runs))
+    return EventFeatures(until_next, counts, frequencies)
+
+
+def own_items(history: Int32Array, length: int) -> OwnItems:
+    """Return the items of a history that came among its last `length` events, with their buckets.
+
+    How often they came is counted over the whole history.
+    """
+    features = event_features(history, np.array([0, len(history)]))
+    last = np.flatnonzero(features.until_next == NEVER)
+    last = last[last >= len(history) - length]
+    buckets = np.stack(
+        [
+            recency_bucket(len(history) - 1 - last),
+            RECENCY_BUCKETS + features.counts[last].astype(np.int64),
+            RECENCY_BUCKETS + COUNT_BUCKETS + features.frequencies[last].astype(np.int64),
+        ],
+        axis=1,
+    )
+    return OwnItems(history[last].astype(np.int64), buckets)
+
+
+def recency_bucket(events_ago: NDArray[Any]) -> Int64Array:
+    """Return the bucket of how many events ago an item came last; 0 is the newest event."""
+    older = np.maximum(events_ago, _RECENT) / _RECENT
+    shared = _RECENT + np.floor(2.0 * np.log2(older)).astype(np.int64)
+    buckets = np.where(events_ago < _RECENT, events_ago, shared)
+    return np.minimum(buckets, RECENCY_BUCKETS - 1).astype(np.int64)
+
+
+def count_bucket(counts: NDArray[Any]) -> NDArray[np.uint8]:
+    shared = 2 + np.floor(np.log2(np.maximum(counts, 4))).astype(np.int64)
+    buckets = np.where(counts <= 4, counts - 1, shared)
+    found: NDArray[np.uint8] = np.minimum(buckets, COUNT_BUCKETS - 1).astype(np.uint8)
+    return found
+
+
+def frequency_bucket(frequencies: NDArray[Any]) -> NDArray[np.uint8]:
+    buckets = np.floor(2.0 * np.log2(np.maximum(frequencies, 1.0)))
+    found: NDArray[np.uint8] = np.minimum(buckets, FREQUENCY_BUCKETS - 1).astype(np.uint8)
+    return found
+
+
+class RepeatBoosts:
+    """The head as it is served: NumPy alone."""
+
+    def __init__(self, weight: Float32Array, bias: Float32Array, length: int) -> None:
+        """Take the linear map, [buckets, d] and [buckets], and the longest history it looks at."""
+        self._weight = weight
+        self._bias = bias
+        self._length = length
+
+    def __call__(
+        self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
+    ) -> list[Boosts]:
+        """Return the boosts of each user: items, and what is added to their scores."""
+        values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
+        boosts = []
+        for row, history in zip(values, histories, strict=True):
+            own = own_items(history, self._length)
+            boosts.append((own.items, row[own.buckets].sum(1, dtype=np.float32)))
+        return boosts
+
+
+def _count_runs(repeated: NDArray[np.bool_]) -> Int64Array:
+    """Return 1, 2, 3, … along every run of entries that repeat the one before."""
+    places = np.arange(len(repeated))
+    starts = np.maximum.accumulate(np.where(repeated, 0, places))
+    return places - starts + 1
+
+
+def _decayed_counts(gaps: Int64Array, counts: Int64Array) -> NDArray[np.float64]:
+    """Return f = 1 + e^(−gap / τ) · f of the one before, along every run.
+
+    One round for each number of repetitions: there are few long runs.
+    """
+    found = np.ones(len(counts))
+    factors = np.exp(-gaps / _FORGETS_AFTER)
+    by_count = np.argsort(counts, kind="stable")
+    ends = np.cumsum(np.bincount(counts, minlength=2))
+    for count in range(2, len(ends)):
+        chosen = by_count[ends[count - 1] : ends[count]]
+        found[chosen] = 1.0 + factors[chosen] * found[chosen - 1]
+    return found

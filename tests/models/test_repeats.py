@@ -1,0 +1,98 @@
+"""The repeat head: features of events by brute force, and boosts from them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recprune import InputError
+from recprune.models.repeats import (
+    COUNT_BUCKETS,
+    FREQUENCY_BUCKETS,
+    NEVER,
+    NUM_BUCKETS,
+    RECENCY_BUCKETS,
+    RepeatBoosts,
+    count_bucket,
+    event_features,
+    frequency_bucket,
+    own_items,
+    recency_bucket,
+)
+from recprune.models.settings import Settings
+
+HISTORIES = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=4)
+
+
+@given(HISTORIES)
+def test_features_are_what_they_say(histories: list[list[int]]) -> None:
+    items = np.array([item for history in histories for item in history], np.int32)
+    offsets = np.cumsum([0, *map(len, histories)])
+    features = event_features(items, offsets)
+    place = 0
+    for history in histories:
+        for at, item in enumerate(history):
+            later = [after - at for after in range(at + 1, len(history)) if history[after] == item]
+            before = [at - earlier for earlier in range(at + 1) if history[earlier] == item]
+            decayed = sum(math.exp(-ago / 30.0) for ago in before)
+            assert features.until_next[place] == (later[0] if later else NEVER)
+            assert features.counts[place] == count_bucket(np.array([len(before)]))[0]
+            assert features.frequencies[place] == frequency_bucket(np.array([decayed]))[0]
+            place += 1
+
+
+def test_buckets_are_fine_for_small_numbers_and_coarse_for_large_ones() -> None:
+    assert recency_bucket(np.arange(9)).tolist() == list(range(9))
+    assert recency_bucket(np.array([11, 12, 16, 23, 32])).tolist() == [8, 9, 10, 11, 12]
+    assert recency_bucket(np.array([10**9])).tolist() == [RECENCY_BUCKETS - 1]
+    assert count_bucket(np.array([1, 2, 3, 4, 5, 7, 8, 15, 16])).tolist() == [
+        0, 1, 2, 3, 4, 4, 5, 5, 6,
+    ]  # fmt: skip
+    assert count_bucket(np.array([10**6])).tolist() == [COUNT_BUCKETS - 1]
+    assert frequency_bucket(np.array([1.0, 1.41, 1.42, 2.0, 31.0])).tolist() == [0, 0, 1, 2, 9]
+    assert frequency_bucket(np.array([1e9])).tolist() == [FREQUENCY_BUCKETS - 1]
+
+
+def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
+    history = np.array([4, 7, 4, 9, 7, 7], np.int32)
+    own = own_items(history, length=10)
+    assert own.items.tolist() == [4, 9, 7]
+    assert own.buckets[:, 0].tolist() == [3, 2, 0]
+    counts = own.buckets[:, 1] - RECENCY_BUCKETS
+    assert counts.tolist() == [1, 0, 2]  # twice, once, three times
+    # Only what came among the last three events; what is counted is the whole history all the same.
+    recent = own_items(history, length=3)
+    assert recent.items.tolist() == [9, 7]
+    assert (recent.buckets[1, 1] - RECENCY_BUCKETS) == 2
+    assert len(own_items(np.empty(0, np.int32), 5).items) == 0
+
+
+def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((NUM_BUCKETS, 4)).astype(np.float32)
+    bias = rng.standard_normal(NUM_BUCKETS).astype(np.float32)
+    states = rng.standard_normal((2, 4)).astype(np.float32)
+    histories = [np.array([3, 3, 5], np.int32), np.array([8], np.int32)]
+    boosts = RepeatBoosts(weight, bias, 10)(states, histories)
+    assert [items.tolist() for items, _ in boosts] == [[3, 5], [8]]
+    numbers = states.astype(np.float64) @ weight.T + bias
+    first = RECENCY_BUCKETS + COUNT_BUCKETS
+    # Item 3 came one event ago, twice, and its decayed count is 1 + e^(−1/30) = 1.967.
+    by_hand = numbers[0, 1] + numbers[0, RECENCY_BUCKETS + 1] + numbers[0, first + 1]
+    assert boosts[0][1][0] == pytest.approx(by_hand, abs=1e-5)
+    once = numbers[1, 0] + numbers[1, RECENCY_BUCKETS] + numbers[1, first]
+    assert boosts[1][1][0] == pytest.approx(once, abs=1e-5)
+    assert boosts[0][1].dtype == np.float32
+
+
+def test_settings_that_repeats_do_not_go_with() -> None:
+    with pytest.raises(InputError, match="reads in one direction, not bert4rec"):
+        Settings().with_values({"repeats": True, "architecture": "bert4rec"})
+    with pytest.raises(InputError, match="repeats boosts what exclude_seen leaves out"):
+        Settings().with_values({"repeats": True, "exclude_seen": True})
+    with pytest.raises(InputError, match="repeats is 1, expected true or false"):
+        Settings().with_values({"repeats": 1})

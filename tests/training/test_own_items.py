@@ -1,0 +1,168 @@
+"""A repeat head in training: what it scores is what is served, and a habit is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recprune import assign_random
+from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.ranking import encode_histories, repeat_boosts
+from recprune.models.repeats import event_features
+from recprune.models.settings import Settings
+from recprune.preparation.prepared import Prepared
+from recprune.training.loop import train
+from recprune.training.minibatches import make_minibatch, minibatch_part, padded_minibatch
+from recprune.training.negatives import Negatives
+from recprune.training.own_items import OwnItems, OwnScores
+from tests.preparation.test_prepared import prepared_of
+from tests.training.test_minibatches import settings_of
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+NUM_ITEMS = 30
+
+
+def habits(num_users: int = 12, length: int = 20, seed: int = 0) -> Prepared:
+    """Every user returns to three items of their own, and to hardly anything else."""
+    rng = np.random.default_rng(seed)
+    histories = []
+    for _ in range(num_users):
+        favourites = rng.permutation(NUM_ITEMS)[:3]
+        others = rng.integers(0, NUM_ITEMS, length)
+        chosen = favourites[rng.integers(0, 3, length)]
+        histories.append(np.where(rng.random(length) < 0.85, chosen, others).tolist())
+    codes = assign_random(NUM_ITEMS, num_splits=2, num_sub_items=8).codes
+    return prepared_of(histories, codes, 8)
+
+
+def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
+    torch.manual_seed(0)
+    model = build_model(settings.model, prepared.codes, prepared.num_sub_items).eval()
+    assert model.repeats is not None
+    torch.nn.init.normal_(model.repeats.weight)
+    torch.nn.init.normal_(model.repeats.bias)
+    return model
+
+
+def scored(prepared: Prepared, settings: Settings, model: SequenceModel) -> tuple[OwnItems, Any]:
+    features = event_features(prepared.items, prepared.offsets)
+    users = np.arange(prepared.num_users)
+    minibatch = make_minibatch(prepared, users, settings, 0, 0, features)
+    arrays = [torch.from_numpy(array) for array in minibatch.arrays()]
+    items, places, segments, positions, _, own = arrays
+    assert model.repeats is not None
+    score = OwnScores(model.embedding, model.repeats, model.longest_history, CPU)
+    with torch.no_grad():
+        states = model.forward_packed(items, places, segments)
+        return score(states, items, segments, positions, own), minibatch
+
+
+def test_own_items_in_training_are_those_that_are_served() -> None:
+    """At the end of every window: its items, each once, with the same boosts."""
+    prepared = habits()
+    settings = settings_of(repeats=True, length=24)
+    model = model_with_head(prepared, settings)
+    own, minibatch = scored(prepared, settings, model)
+    ends = prepared.train_ends
+    for user in range(prepared.num_users):
+        history = prepared.items[prepared.offsets[user] : ends[user]][:-1]  # the last is a target
+        embeddings = encode_histories(model, 24, [history])
+        boosts = repeat_boosts(model, embeddings, [history])
+        assert boosts is not None
+        ((items, values),) = boosts
+        at = int(np.cumsum(ends - prepared.offsets[:-1] - 1)[user]) - 1
+        valid = own.valid[at]
+        found = dict(
+            zip(own.items[at][valid].tolist(), own.boosts[at][valid].tolist(), strict=True)
+        )
+        assert len(found) == int(valid.sum())  # each once
+        assert sorted(found) == sorted(items.tolist())
+        for item, value in zip(items.tolist(), values.tolist(), strict=True):
+            assert found[item] == pytest.approx(value, abs=1e-4)
+    assert minibatch.own is not None
+
+
+def test_a_target_that_was_there_before_has_its_boost_and_is_no_negative() -> None:
+    prepared = habits()
+    settings = settings_of(repeats=True, length=24, num_negatives=3)
+    model = model_with_head(prepared, settings)
+    own, minibatch = scored(prepared, settings, model)
+    negatives = Negatives(model, settings.training, prepared, CPU)
+    wanted = torch.from_numpy(minibatch.targets)
+    states = torch.randn(len(wanted), settings.model.width)
+    drawn = torch.zeros((len(wanted), 3), dtype=torch.int64)
+    with torch.no_grad():
+        plain = negatives.scores(states, wanted, drawn)
+        boosted = negatives.scores(states, wanted, drawn, own)
+    shift = float(np.log(3 / NUM_ITEMS))  # as rarely as any other item is drawn
+    for at in range(len(wanted)):
+        events = [
+            event
+            for event in range(own.items.shape[1])
+            if own.valid[at, event] and own.items[at, event] == wanted[at]
+        ]
+        expected = float(own.boosts[at, events[0]]) + shift if events else 0.0
+        assert float(boosted[0][at] - plain[0][at]) == pytest.approx(expected, abs=1e-4)
+        added = boosted[1][at, 3:]
+        counted = added > -1e8
+        assert int(counted.sum()) == int(own.valid[at].sum()) - len(events)
+    assert torch.equal(boosted[1][:, :3], plain[1])
+
+
+def test_cross_entropy_has_boosts_at_the_items_themselves() -> None:
+    prepared = habits()
+    settings = settings_of(repeats=True, length=24, loss="cross_entropy")
+    model = model_with_head(prepared, settings)
+    own, minibatch = scored(prepared, settings, model)
+    negatives = Negatives(model, settings.training, prepared, CPU)
+    wanted = torch.from_numpy(minibatch.targets)
+    states = torch.randn(len(wanted), settings.model.width)
+    nothing = negatives.draw(wanted, len(wanted))
+    with torch.no_grad():
+        _, plain = negatives.scores(states, wanted, nothing)
+        _, boosted = negatives.scores(states, wanted, nothing, own)
+    difference = boosted - plain
+    for at in range(len(wanted)):
+        valid = own.valid[at]
+        had = set(own.items[at][valid].tolist()) - {int(wanted[at])}
+        changed = difference[at].abs() > 0
+        assert set(changed.nonzero().flatten().tolist()) <= had
+        for item, boost in zip(own.items[at][valid], own.boosts[at][valid], strict=True):
+            if item != wanted[at]:
+                assert float(difference[at, item]) == pytest.approx(float(boost), abs=1e-3)
+
+
+def test_parts_and_padding_keep_the_features_beside_their_events() -> None:
+    prepared = habits()
+    settings = settings_of(repeats=True, length=24)
+    features = event_features(prepared.items, prepared.offsets)
+    whole = make_minibatch(prepared, np.arange(12), settings, 0, 0, features)
+    assert whole.own is not None
+    parts = [minibatch_part(whole, number, 3)[0].own for number in range(3)]
+    assert np.array_equal(
+        np.concatenate([part for part in parts if part is not None], 1), whole.own
+    )
+    padded = padded_minibatch(whole, 8, 64)
+    assert padded.own is not None
+    assert padded.own.shape[1:] == padded.items.shape
+    assert np.array_equal(padded.own[:, : len(whole.items)], whole.own)
+
+
+@pytest.mark.parametrize("loss", ["gbce", "softmax", "cross_entropy"])
+def test_a_habit_is_learnt_at_once(tmp_path: Path, loss: str) -> None:
+    """A head knows within an epoch or two what an encoder would have to learn by heart."""
+    prepared = habits(60)
+    values = {"loss": loss, "length": 24, "max_epochs": 12, "batch_size": 20, "num_negatives": 8}
+    found = {}
+    for repeats in (False, True):
+        settings = settings_of(repeats=repeats, **values)
+        out = tmp_path / str(repeats)
+        found[repeats] = train(prepared, settings, out, device="cpu").best_ndcg
+    assert found[True] > 0.5
+    assert found[True] > found[False] + 0.1
