@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -21,6 +22,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "boosts.hpp"
 #include "kernels/kernels.hpp"
 #include "layouts/cells.hpp"
 #include "layouts/lists.hpp"
@@ -223,12 +225,14 @@ struct MethodSettings {
     std::int64_t deadline_ns;
 };
 
-// What may be returned, for every query of a batch; what is not set restricts nothing.
+// What may be returned, and what is added to its scores, for every query of a batch; what is not
+// set changes nothing.
 struct Restrictions {
     Vector<std::int64_t> exclude_offsets;
     Vector<recprune::Item> exclude_items;
     Matrix<std::uint64_t> allow;
     Vector<float> floors;
+    std::shared_ptr<const recprune::BatchBoosts> boosts;
 
     void set_exclude(Vector<std::int64_t> offsets, Vector<recprune::Item> items) {
         exclude_offsets = std::move(offsets);
@@ -236,7 +240,32 @@ struct Restrictions {
     }
     void set_allow(Matrix<std::uint64_t> words) { allow = std::move(words); }
     void set_floors(Vector<float> scores) { floors = std::move(scores); }
+    void set_boosts(std::shared_ptr<const recprune::BatchBoosts> checked) {
+        boosts = std::move(checked);
+    }
 };
+
+// From pairs of arrays, int64 and float32, one pair for each query; none if they are anything else,
+// which Python then has to look into.
+std::shared_ptr<recprune::BatchBoosts> make_boosts(nb::handle rows, std::int64_t num_items) {
+    auto boosts = std::make_shared<recprune::BatchBoosts>(num_items);
+    Vector<std::int64_t> items;
+    Vector<float> values;
+    for (nb::handle row : rows) {
+        const bool is_pair = nb::isinstance<nb::tuple>(row) && nb::len(row) == 2;
+        if (!is_pair || !nb::try_cast(row[0], items, false) ||
+            !nb::try_cast(row[1], values, false) || items.size() != values.size())
+            return nullptr;
+        boosts->add(as_span(items), as_span(values));
+    }
+    return boosts;
+}
+
+// A view of what an object keeps.
+template <class T>
+nb::ndarray<nb::numpy, const T, nb::ndim<1>> view_of(std::span<const T> values, nb::handle owner) {
+    return {values.data(), {values.size()}, owner};
+}
 
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
@@ -259,6 +288,11 @@ class SearchIndex {
         expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         wide_codes_ = std::move(codes);
         view_.wide_codes = as_span(wide_codes_);
+    }
+    void set_gathered_codes(Matrix<std::uint8_t> codes) {
+        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
+        gathered_codes_ = std::move(codes);
+        view_.gathered_codes = as_span(gathered_codes_);
     }
     void set_lists(Vector<std::int64_t> offsets, Matrix<std::uint8_t> second_codes,
                    Vector<std::uint8_t> bases, Vector<std::uint64_t> changes,
@@ -355,13 +389,16 @@ class SearchIndex {
     }
 
     // Throws for the first query whose sub-item scores cannot be added up, with a bias of up to
-    // `largest_bias` in magnitude.
-    void refuse_overflow(const Cube<float>& tables, float largest_bias) const {
+    // `largest_bias` in magnitude and, if given, with a boost of up to the query's largest.
+    void refuse_overflow(const Cube<float>& tables, float largest_bias,
+                         const std::optional<Vector<float>>& largest_boosts) const {
+        expect(!largest_boosts || largest_boosts->size() == tables.shape(0), "boosts");
         recprune::IndexView view = view_;
         view.largest_bias = std::max(view.largest_bias, largest_bias);
         const std::size_t size = view.num_splits * view.num_sub_items;
         for (std::size_t query = 0; query < tables.shape(0); ++query)
-            if (!recprune::scores_are_safe(view, tables.data() + query * size))
+            if (!recprune::scores_are_safe(view, tables.data() + query * size,
+                                           largest_boosts ? largest_boosts->data()[query] : 0.0f))
                 throw recprune::QueryOverflow(query);
     }
 
@@ -403,6 +440,7 @@ class SearchIndex {
             batch.allow_rows = restrictions.allow.shape(0);
         }
         if (restrictions.floors.is_valid()) batch.floors = as_span(restrictions.floors);
+        batch.boosts = restrictions.boosts.get();
     }
 
     recprune::IndexView view_;
@@ -411,6 +449,7 @@ class SearchIndex {
     std::optional<Output<std::uint32_t>> cell_offsets_;
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
+    Matrix<std::uint8_t> gathered_codes_;
     Vector<std::int64_t> list_offsets_;
     Matrix<std::uint8_t> second_codes_;
     Vector<std::uint8_t> list_bases_;
@@ -508,12 +547,26 @@ void add_settings(nb::module_& module) {
         .def(nb::init<recprune::Method, std::size_t, std::int64_t, double, std::int64_t>(),
              "method"_a, "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
              "deadline_ns"_a);
+    using recprune::BatchBoosts;
+    auto own = [](auto view) {
+        return [view](nb::handle self) {
+            return view_of((nb::cast<const BatchBoosts&>(self).*view)(), self);
+        };
+    };
+    nb::class_<BatchBoosts>(module, "BatchBoosts")
+        .def_static("make", &make_boosts, "rows"_a, "num_items"_a,
+                    nb::sig("def make(rows: object, num_items: int) -> "
+                            "BatchBoosts | None"))
+        .def_prop_ro("offsets", own(&BatchBoosts::offsets))
+        .def_prop_ro("items", own(&BatchBoosts::items))
+        .def_prop_ro("values", own(&BatchBoosts::values));
     nb::class_<Restrictions>(module, "Restrictions")
         .def(nb::init<>())
         .def("set_exclude", &Restrictions::set_exclude, "offsets"_a.noconvert(),
              "items"_a.noconvert())
         .def("set_allow", &Restrictions::set_allow, "words"_a.noconvert())
-        .def("set_floors", &Restrictions::set_floors, "scores"_a.noconvert());
+        .def("set_floors", &Restrictions::set_floors, "scores"_a.noconvert())
+        .def("set_boosts", &Restrictions::set_boosts, "boosts"_a);
 }
 
 void add_index(nb::module_& module) {
@@ -521,6 +574,7 @@ void add_index(nb::module_& module) {
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
+        .def("set_gathered_codes", &SearchIndex::set_gathered_codes, "codes"_a.noconvert())
         .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(),
              "second_codes"_a.noconvert(), "bases"_a.noconvert(), "steps"_a.noconvert(),
              "codes"_a.noconvert(), "items"_a.noconvert())
@@ -533,7 +587,7 @@ void add_index(nb::module_& module) {
         .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert())
         .def("codes_of_lists", &SearchIndex::codes_of_lists)
         .def("refuse_overflow", &SearchIndex::refuse_overflow, "tables"_a.noconvert(),
-             "largest_bias"_a)
+             "largest_bias"_a, "largest_boosts"_a.noconvert().none())
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
              "threads"_a, "settings"_a, "restrictions"_a.none(), "ids"_a.noconvert(),
              "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "boosts.hpp"
 #include "bounds/deficits.hpp"
 #include "cost_model.hpp"
 #include "engines/cells.hpp"
@@ -59,6 +60,8 @@ struct IndexView {
     std::span<const float> transposed;          // [num_splits][width][num_sub_items]
     std::span<const std::uint8_t> codes;        // item-major, or empty
     std::span<const std::uint16_t> wide_codes;  // the same for more than 256 sub-items
+    // Item-major as well, for boosts where there are lists alone: put together when first needed.
+    std::span<const std::uint8_t> gathered_codes;
     std::optional<ListLayout> lists;
     std::optional<CellLayout> cells;
     std::optional<InvertedIndex<std::int32_t>> inverted;
@@ -114,20 +117,25 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
     const CostModel costs(kernels.costs, index.num_items, query.k);
     Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
     ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
-    if (!top.full() && costs.lists_come_first() && lists.run(costs.first_lists()))
-        return Method::scan;
-    const bool may_scan = request.method == Method::automatic;
-    const CellSettings settings = costs.cell_settings(may_scan);
+    if (costs.lists_come_first() && lists.run(costs.first_lists())) return Method::scan;
+    // A floor or boosted items may have set a threshold, but one of little use.
+    const bool is_set = lists.scanned().empty() && top.full();
+    const double slack =
+        is_set ? deficits.slack(top.threshold(), limits.over_inflation) : lists.slack();
+    if (is_set) deficits.quantise(slack);
     // Where cells do not pay by far, which is usual for large K, that should cost little to find
     // out. After a few lists, the tables are about those that cells would have.
-    const bool may_pay =
-        !may_scan || !std::isfinite(lists.slack()) ||
-        may_be_few_cells(deficits, kernels, lists.slack(), lists.scanned(), settings.most_cells);
-    if (may_pay) {
+    const bool may_scan = request.method == Method::automatic;
+    const bool may_be_few =
+        std::isfinite(slack) && may_be_few_cells(deficits, kernels, slack, lists.scanned(),
+                                                 costs.cell_settings(true).most_cells);
+    const bool has_threshold = !lists.scanned().empty() || may_be_few;
+    if (!has_threshold || may_be_few || !may_scan) {
         lists.settle();
         CellSearch search(*index.cells, index.codes.data(), kernels, query, index.num_sub_items,
                           limits, deficits, top, stats);
-        if (search.run(settings, lists.scanned())) return Method::cells;
+        const CellSettings settings = costs.cell_settings(may_scan);
+        if (search.run(settings, has_threshold, lists.scanned())) return Method::cells;
     }
     lists.run(index.num_sub_items);
     return Method::scan;
@@ -202,6 +210,7 @@ struct Batch {
     std::span<const std::uint64_t> allow;           // rows of bits, or empty: everything
     std::size_t allow_rows = 0;                     // one for all queries, or one each
     std::span<const float> floors;                  // [num_queries], or empty: none
+    const BatchBoosts* boosts = nullptr;            // null: none
 };
 
 // Scores that float32 cannot hold, or NaN among them.
@@ -213,12 +222,12 @@ struct QueryOverflow : std::invalid_argument {
     std::size_t query;  // its number in the batch
 };
 
-// Whether no sum of sub-item scores can overflow, and none is NaN.
-inline bool scores_are_safe(const IndexView& index, const float* scores) {
+// Whether no sum of sub-item scores, a bias and a boost can overflow, and none is NaN.
+inline bool scores_are_safe(const IndexView& index, const float* scores, float largest_boost) {
     // As integers, magnitudes of floats compare like floats, and infinity and NaN are the largest.
     constexpr std::int32_t kMagnitude = 0x7FFFFFFF;  // all bits but the sign
     constexpr std::int32_t kInfinity = 0x7F800000;
-    double sum = static_cast<double>(index.largest_bias);
+    double sum = static_cast<double>(index.largest_bias) + largest_boost;
     for (std::size_t split = 0; split < index.num_splits; ++split) {
         std::int32_t largest = 0;
         for (std::size_t b = 0; b < index.num_sub_items; ++b) {
@@ -286,6 +295,19 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
     return query;
 }
 
+// Offers the boosted items, and takes them out of what an engine looks for. Returns how many were
+// scored.
+inline std::size_t settle_boosts(const IndexView& index, const Boosts& boosts, Query& query,
+                                 TopK& top) {
+    auto offer = [&](auto codes) {
+        return offer_boosted(codes, index.num_splits, index.num_sub_items, query, boosts, top);
+    };
+    const auto narrow = index.codes.empty() ? index.gathered_codes : index.codes;
+    const std::size_t scored = index.wide_codes.empty() ? offer(narrow) : offer(index.wide_codes);
+    query.exclude = excluded_or_boosted(query.exclude, boosts);
+    return scored;
+}
+
 // Writes the best items, and fills up with what stands for none.
 inline void write_top(std::span<const Scored> best, std::span<std::int64_t> ids,
                       std::span<float> scores) {
@@ -298,6 +320,14 @@ inline void write_top(std::span<const Scored> best, std::span<std::int64_t> ids,
               -std::numeric_limits<float>::infinity());
 }
 
+// Counts items that were scored one by one.
+inline void count_scored(const IndexView& index, std::size_t count, Stats& stats) {
+    const std::size_t code = index.num_splits * (index.wide_codes.empty() ? 1 : 2);
+    stats.items_scored += static_cast<std::int64_t>(count);
+    stats.items_touched += static_cast<std::int64_t>(count);
+    stats.bytes_touched += static_cast<std::int64_t>(count * code);
+}
+
 inline void search_one(const IndexView& index, const Batch& batch, const Request& request,
                        std::size_t number, const Answers& answers) {
     const auto begun = std::chrono::steady_clock::now();
@@ -305,17 +335,22 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
     const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-    if (!scores_are_safe(index, sub_item_scores)) throw QueryOverflow(number);
-    const Query query = query_of(index, batch, number, sub_item_scores, request.k);
+    const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
+    if (!scores_are_safe(index, sub_item_scores, boosts.largest())) throw QueryOverflow(number);
+    Query query = query_of(index, batch, number, sub_item_scores, request.k);
     const float floor =
         batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
     TopK top(query.k, floor);
     Stats stats;
     if (!answers.visited.empty())
         stats.visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
-    // Nothing is wanted, or nothing is there.
-    const Method method =
-        query.k == 0 ? Method::pqtopk : answer(index, query, request, limits, top, stats);
+    Method method = Method::pqtopk;
+    if (query.k > 0) {  // else nothing is wanted, or nothing is there
+        const std::size_t boosted =
+            boosts.items.empty() ? 0 : settle_boosts(index, boosts, query, top);
+        method = answer(index, query, request, limits, top, stats);
+        count_scored(index, boosted, stats);  // after the engine, which may begin to count anew
+    }
     write_top(top.sorted(), answers.ids.subspan(number * request.k, request.k),
               answers.scores.subspan(number * request.k, request.k));
     // Where more are wanted than there are items, none of them is the K-th.

@@ -178,11 +178,12 @@ class CellSearch {
         if (kernels.fill_pairs) scratch_.pairs.resize(kPairTableBytes);
     }
 
-    // `scanned` are lists whose items are done with. Returns false if the caller should scan, with
-    // the threshold found so far. A search that reached a limit returns true, and stats.exact says
-    // whether the stop was safe.
-    bool run(const CellSettings& settings, std::span<const std::uint16_t> scanned) {
-        const Round first = top_.full() ? Round::completed : first_round(settings);
+    // `has_threshold` says whether there is one that is of use, `scanned` are lists whose items are
+    // done with. Returns false if the caller should scan, with the threshold found so far. A search
+    // that reached a limit returns true, and stats.exact says whether the stop was safe.
+    bool run(const CellSettings& settings, bool has_threshold,
+             std::span<const std::uint16_t> scanned) {
+        const Round first = has_threshold && top_.full() ? Round::completed : first_round(settings);
         if (first == Round::too_many_cells) return false;
         if (first == Round::stopped) return finish();
         const double slack = deficits_.slack(top_.threshold(), limits_.over_inflation);
@@ -214,18 +215,20 @@ class CellSearch {
     // few items. Found by trial.
     static constexpr double kBudgetGrowth = 4.0;
 
-    // Finds a threshold: visits ever more cells until the top K is full.
+    // Finds a threshold, or a better one: visits ever more cells until the top K is full.
     Round first_round(const CellSettings& settings) {
         deficits_.quantise(kFirstGuess * deficits_.range());
         count_cells();
-        for (double budget = settings.first_round_cells; !top_.full(); budget *= kBudgetGrowth) {
+        double budget = settings.first_round_cells;
+        do {
             const RingDepths ring = choose(kNoLimit, budget);
             if (ring.cells < budget || ring.cells > settings.most_cells)
                 return Round::too_many_cells;
             if (!visit(ring, kNoLimit, true)) return Round::stopped;
             proven_ = deficits_.slack_of(ring.covers());
             top_.settle();
-        }
+            budget *= kBudgetGrowth;
+        } while (!top_.full());
         return Round::completed;
     }
 

@@ -196,9 +196,11 @@ class ListScan {
         const auto begin = static_cast<std::size_t>(layout_.block_offsets[list]);
         const auto end = static_cast<std::size_t>(layout_.block_offsets[list + 1]);
         if (begin == end) return;
-        // A first threshold is a good one if it comes from items that are good in two splits.
+        // A first threshold is a good one if it comes from items that are good in two splits. One
+        // that there is before the first list may be of little use.
+        const bool has_good_one = has_threshold() && num_done_ > 0;
         const std::size_t first =
-            has_threshold() || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
+            has_good_one || layout_.num_splits == 1 ? begin : best_block(list, end - 1);
         scan_blocks(list, first, end);
         scan_blocks(list, begin, first);
     }

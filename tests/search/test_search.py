@@ -30,6 +30,7 @@ from recprune import (
 from recprune._native import instruction_sets
 from recprune.search import reference
 from recprune.search.methods import Method
+from recprune.search.question import ScoreOverflowError
 from recprune.types import Float32Array
 
 ISAS = instruction_sets()
@@ -52,6 +53,7 @@ class Case:
     exclude: list[int] | None
     allow: NDArray[np.bool_] | None
     floor: float | None = None
+    boosts: tuple[NDArray[np.int64], Float32Array] | None = None
 
     def index(self, layout: Any = "auto") -> Index:
         num_splits, num_sub_items = self.scores.shape
@@ -63,7 +65,12 @@ class Case:
         if self.exclude:
             eligible[self.exclude] = False
         ids, scores = reference.exhaustive(
-            self.scores, self.codes, self.k, bias=self.bias, eligible=eligible
+            self.scores,
+            self.codes,
+            self.k,
+            bias=self.bias,
+            eligible=eligible,
+            boosts=self.boosts,
         )
         if self.floor is not None:
             ids, scores = ids[scores >= self.floor], scores[scores >= self.floor]
@@ -76,6 +83,15 @@ class Case:
 
 # Equal, opposite, tiny and huge values: everything that rounding and ties can trip over.
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 0.1, 0.3, 1e-45, -1e-45, 1e-38, 1e30, -1e30, 16777216.0, 1.0000001]
+
+
+def some_boosts(
+    rng: np.random.Generator, num_items: int, share: float
+) -> tuple[NDArray[np.int64], Float32Array]:
+    """Boosts for a share of the items, in any order: that tie, sink, raise a little or a lot."""
+    items = rng.permutation(num_items)[: max(1, int(share * num_items))]
+    kinds = [AWKWARD, [1 / 3, -1 / 3, 2 / 3, 0.0], [0.1, -0.1], [50.0, -50.0], [1e-7, -0.0]]
+    return items, rng.choice(kinds[rng.integers(len(kinds))], len(items)).astype(np.float32)
 
 
 @st.composite
@@ -118,6 +134,8 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()):
         allow = rng.random(num_items) < draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
     case = Case(codes, scores.astype(np.float32), k, bias, exclude, allow)
+    if num_items and draw(st.booleans()):
+        case.boosts = some_boosts(rng, num_items, draw(st.sampled_from([0.01, 0.2, 0.9, 1.0])))
     found = case.expected()[1]
     found = found[np.isfinite(found)]
     if len(found) and draw(st.booleans()):  # at a score, a hair beside it, or out of reach
@@ -167,6 +185,7 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
                         exclude=case.exclude,
                         allow=case.allow,
                         floor=case.floor,
+                        boosts=case.boosts,
                     )
                     assert_same(top, expected, (layout, isa, method))
                     assert top.stats.exact.all()
@@ -184,6 +203,8 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
     )
     index = Index.build(codes, np.ones((8, 256, 1), np.float32))
     expected = reference.exhaustive(scores, codes, k)
+    boosts = some_boosts(rng, len(codes), rng.choice([1e-4, 0.003, 0.5]))
+    expected_boosted = reference.exhaustive(scores, codes, k, boosts=boosts)
     with pytest.MonkeyPatch.context() as patch:
         for isa in ISAS:
             patch.setenv("RECPRUNE_ISA", isa)
@@ -193,6 +214,11 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
                 # Who is told the threshold need not find it.
                 told = index.search_scores(scores, k, method=method, floor=expected[1][-1])
                 assert_same(told, expected, (isa, method, "floor"))
+                # So low that it is of no use, but a threshold.
+                told = index.search_scores(scores, k, method=method, floor=scores.min())
+                assert_same(told, expected, (isa, method, "low floor"))
+                boosted = index.search_scores(scores, k, method=method, boosts=boosts)
+                assert_same(boosted, expected_boosted, (isa, method, "boosts"))
 
 
 @settings(max_examples=FUZZ // 20 or 100, derandomize=not FUZZ)
@@ -224,10 +250,14 @@ def test_a_scan_of_long_lists_changes_its_mind_and_stays_exact(
         exclude = rng.permutation(reference.exhaustive(scores, codes, 40)[0]).tolist()
         eligible[exclude] = False
     expected = reference.exhaustive(scores, codes, k, eligible=eligible)
+    boosts = some_boosts(rng, len(codes), rng.choice([1e-4, 0.003, 0.5]))
+    boosted = reference.exhaustive(scores, codes, k, eligible=eligible, boosts=boosts)
     with pytest.MonkeyPatch.context() as patch:
         for isa in ISAS:
             patch.setenv("RECPRUNE_ISA", isa)
             assert_same(index.search_scores(scores, k, exclude=exclude), expected, isa)
+            top = index.search_scores(scores, k, exclude=exclude, boosts=boosts)
+            assert_same(top, boosted, (isa, "boosts"))
 
 
 @pytest.mark.usefixtures("isa")
@@ -432,6 +462,140 @@ def test_the_paper_s_algorithm_takes_the_specification_s_steps(
         assert top.stats.steps.tolist() == [steps]
 
 
+# Boosts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_boosts_by_hand(method: str) -> None:
+    """Five items with the scores 1 to 5: one rises to the top, one sinks, one ties."""
+    codes = np.arange(5, dtype=np.uint8)[:, None]
+    index = Index.build(codes, np.arange(1, 6, dtype=np.float32)[None, :, None])
+    if method == "cells":
+        codes = np.concatenate([codes, np.zeros((5, 7), np.uint8)], axis=1)
+        embeddings = np.zeros((8, 5, 1), np.float32)
+        embeddings[0, :, 0] = np.arange(1, 6)
+        index = Index.build(codes, embeddings)
+    phi = np.ones(index.width, np.float32)
+    boosts = ([4, 0, 2], [-10.0, 9.0, 1.0])
+    top = index.search(phi, 5, method=method, boosts=boosts)
+    assert top.ids.tolist() == [0, 2, 3, 1, 4]
+    assert top.scores.tolist() == [10.0, 4.0, 4.0, 2.0, -5.0]
+    top = index.search(phi, 5, method=method, boosts=boosts, exclude=[0], floor=0.0)
+    assert top.ids.tolist() == [2, 3, 1, -1, -1]
+    allow = np.array([True, True, False, False, True])
+    top = index.search(phi, 2, method=method, boosts=boosts, allow=allow)
+    assert top.ids.tolist() == [0, 1]
+    assert index.search(phi, 0, method=method, boosts=boosts).ids.shape == (0,)
+
+
+@pytest.mark.parametrize("layout", ["full", "compact"])
+@pytest.mark.parametrize("method", METHODS)
+def test_boosts_of_a_batch_are_those_of_its_queries(
+    trained: tuple[Index, Float32Array, Case], method: str, layout: Any
+) -> None:
+    index, phi, case = trained
+    rng = np.random.default_rng(8)
+    bias = rng.standard_normal(len(case.codes)).astype(np.float32)
+    index = Index.build(case.codes, index.sub_item_embeddings(), item_bias=bias, layout=layout)
+    if layout == "compact" and method in ("cells", "recjpqprune"):
+        return
+    tables = index.sub_item_scores(phi[:6])
+    shares = [0.0001, 0.01, 0.5, 1.0, 0.01]
+    boosts: list[Any] = [some_boosts(rng, len(case.codes), share) for share in shares]
+    boosts.append(([], []))
+    whole = index.search(phi[:6], 30, method=method, boosts=boosts, threads=3)
+    for query in range(6):
+        ids, values = boosts[query]
+        given = (np.array(ids, np.int64), np.array(values, np.float32))
+        expected = reference.exhaustive(tables[query], case.codes, 30, bias=bias, boosts=given)
+        assert np.array_equal(whole.ids[query], expected[0]), query
+        bits = expected[1].view(np.uint32)
+        assert np.array_equal(whole.scores[query].view(np.uint32), bits), query
+        one = index.search(phi[query], 30, method=method, boosts=boosts[query])
+        assert_same(one, expected, (method, query))
+    assert whole.stats.exact.all()
+
+
+@pytest.mark.parametrize("k", [1, 10, 300])
+@pytest.mark.parametrize("method", [RecJPQPrune, Scan, Cells, Auto])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_steps": 1},
+        {"max_steps": 20},
+        {"over_inflation": 0.3},
+        {"over_inflation": 0.9, "max_steps": 3},
+        {"deadline_us": 1.0},
+    ],
+)
+def test_bounds_of_unsafe_searches_hold_for_boosted_items_too(
+    trained: tuple[Index, Float32Array, Case], method: Any, settings: dict[str, Any], k: int
+) -> None:
+    index, phi, case = trained
+    rng = np.random.default_rng(k)
+    for query in range(12):
+        boosts = some_boosts(rng, len(case.codes), rng.choice([1e-4, 0.002, 0.3]))
+        floor = rng.choice([-np.inf, -20.0, 20.0])
+        table = index.sub_item_scores(phi[query])
+        ids, scores = reference.exhaustive(table, case.codes, k, boosts=boosts)
+        ids, scores = ids[scores >= floor], scores[scores >= floor]
+        top = index.search(
+            phi[query], k, method=method(**settings), boosts=boosts, floor=float(floor)
+        )
+        missed = ~np.isin(ids, top.ids)
+        assert (scores[missed] <= top.stats.upper_bound[0]).all()
+        if top.stats.exact[0]:
+            assert np.array_equal(top.ids[top.ids >= 0], ids)
+        # Every boosted item was scored, so none that belongs there is missing.
+        assert not np.isin(ids[missed], boosts[0]).any()
+        assert top.stats.items_scored[0] >= len(boosts[0])
+
+
+def test_boosts_that_are_strong_or_weak_do_not_make_a_search_longer() -> None:
+    """Neither they nor a low floor may pass for a threshold that is of use."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (200_000, 8)).astype(np.uint8)
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    items = rng.permutation(200_000)[:200]
+    for isa in ISAS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RECPRUNE_ISA", isa)
+            for _ in range(10):
+                scores = rng.standard_normal((8, 256)).astype(np.float32)
+                plain = index.search_scores(scores, 10, method="cells")
+                weak = np.full(200, 1e-3, np.float32)
+                for boosted in (weak, 40 * np.ones(200, np.float32)):
+                    top = index.search_scores(scores, 10, method="cells", boosts=(items, boosted))
+                    touched = int(top.stats.items_touched[0])
+                    assert touched <= 1.5 * plain.stats.items_touched[0] + 1000
+                low = index.search_scores(scores, 10, method="cells", floor=-40.0)
+                assert low.stats.items_touched[0] <= 1.5 * plain.stats.items_touched[0] + 1000
+
+
+def test_a_compact_index_may_be_asked_for_boosts_first_by_many_threads(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, case = trained
+    boosts = some_boosts(np.random.default_rng(1), len(case.codes), 0.01)
+    fresh = Index.build(case.codes, index.sub_item_embeddings(), layout="compact")
+    expected = index.search(phi[0], 10, boosts=boosts).ids
+    with ThreadPoolExecutor(8) as pool:
+        asked = pool.map(lambda _: fresh.search(phi[0], 10, boosts=boosts).ids, range(32))
+    assert all(np.array_equal(ids, expected) for ids in asked)
+
+
+def test_boosts_that_float32_cannot_add_are_refused(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, _ = trained
+    for method in METHODS:
+        for value in (3e38, -3e38):
+            boosts = [([], []), ([5], [1e30]), ([9], [value])]
+            with pytest.raises(ScoreOverflowError, match="query 2: scores would over") as caught:
+                index.search(1e36 * phi[:3], 10, method=method, boosts=boosts)
+            assert caught.value.query == 2
+
+
 # Unsafe settings ---------------------------------------------------------------------------------
 
 
@@ -521,6 +685,36 @@ def tiny() -> Index:
         ({"exclude": ["a"]}, r"exclude\[0\] is <U1"),
         ({"allow": np.ones(4, bool)}, r"allow has shape \[4\], expected \[5\]"),
         ({"allow": [True] * 5}, "allow is list"),
+        ({"boosts": 5}, "boosts is a int, expected pairs"),
+        ({"boosts": [[1], [0.5], [2]]}, r"boosts\[0\] is not a pair"),
+        ({"boosts": ([1, 2], [0.5])}, r"boosts\[0\] has 2 item ids and 1 values"),
+        ({"boosts": ([1.0], [0.5])}, r"boosts\[0\] has float64\[1\] as items"),
+        ({"boosts": (["a"], [0.5])}, r"boosts\[0\] has <U1\[1\] as items"),
+        ({"boosts": ([1], ["a"])}, r"boosts\[0\] has <U1\[1\] as values"),
+        ({"boosts": ([1], [True])}, r"boosts\[0\] has bool\[1\] as values"),
+        ({"boosts": ([[1]], [[0.5]])}, r"boosts\[0\] has int64\[1, 1\] as items"),
+        ({"boosts": ([[1], [1, 2]], [0.5])}, r"boosts\[0\] is not a pair of flat sequences"),
+        ({"boosts": ([0, 5], [1, 1])}, r"boosts\[0\] holds 5, expected 0 to 4"),
+        ({"boosts": ([-1], [1])}, r"boosts\[0\] holds -1, expected 0 to 4"),
+        ({"boosts": ([2**64 - 1], [1])}, r"boosts\[0\] holds 18446744073709551615, expected 0"),
+        ({"boosts": ([3, 1, 3], [1, 2, 3])}, r"boosts\[0\] holds item 3 twice"),
+        ({"boosts": ([3, 1], [1, np.nan])}, r"boosts\[0\] adds nan to item 1, expected a fin"),
+        ({"boosts": ([3, 1], [-1e39, 2])}, r"boosts\[0\] adds -inf to item 3, expected a fin"),
+        (
+            {"sequence_embeddings": np.zeros((2, 8), np.float32), "boosts": [([1], [1.0])]},
+            "boosts has 1 rows for 2 queries",
+        ),
+        (
+            {
+                "sequence_embeddings": np.zeros((2, 8), np.float32),
+                "boosts": [([1], [1.0]), ([2, 4, 2], [1.0, 1.0, 1.0])],
+            },
+            r"boosts\[1\] holds item 2 twice",
+        ),
+        (
+            {"sequence_embeddings": np.zeros((2, 8), np.float32), "boosts": ([1, 2], [0.5, 0.5])},
+            r"boosts\[0\] has int64\[\] as items",
+        ),
         ({"method": Default(max_bytes=10)}, "needs 160 bytes for all item vectors"),
     ],
 )

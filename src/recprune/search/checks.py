@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune import _native
 from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
 
 _MAX_SPLITS = 64
@@ -157,6 +158,57 @@ def checked_exclude(
         kept.append(np.unique(ids[ids >= 0]).astype(dtype))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
     return offsets, np.concatenate([*kept, np.empty(0, dtype)])
+
+
+def checked_boosts(
+    boosts: Any, num_queries: int, single: bool, num_items: int
+) -> _native.BatchBoosts | None:
+    """Return boosts sorted by item for every query."""
+    if boosts is None:
+        return None
+    if not isinstance(boosts, list | tuple):
+        raise InputError(f"boosts is a {type(boosts).__name__}, expected pairs (item ids, values)")
+    rows: Sequence[Any] = (boosts,) if single else boosts
+    if len(rows) != num_queries:
+        raise InputError(f"boosts has {len(rows)} rows for {num_queries} queries")
+    try:
+        # Two hundred of them are to cost a few microseconds: arrays of the right types go straight
+        # to the core, which looks at each boost.
+        checked = _native.BatchBoosts.make(rows, num_items)
+        if checked is None:
+            pairs = [_checked_pair(row, number, num_items) for number, row in enumerate(rows)]
+            checked = _native.BatchBoosts.make(pairs, num_items)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return checked
+
+
+def _checked_pair(row: Any, number: int, num_items: int) -> tuple[Int64Array, Float32Array]:
+    """Return the boosts of one query as item ids and values, contiguous."""
+    if not isinstance(row, Sequence) or len(row) != 2:
+        raise InputError(f"boosts[{number}] is not a pair (item ids, values)")
+    try:
+        items, values = np.asarray(row[0]), np.asarray(row[1])
+    except ValueError:
+        raise InputError(f"boosts[{number}] is not a pair of flat sequences") from None
+    if items.size == 0:
+        items = items.astype(np.int64)
+    if items.ndim != 1 or items.dtype.kind not in "iu":
+        raise InputError(
+            f"boosts[{number}] has {items.dtype}{list(items.shape)} as items, expected item ids"
+        )
+    if values.ndim != 1 or values.dtype.kind not in "fiu":
+        raise InputError(
+            f"boosts[{number}] has {values.dtype}{list(values.shape)} as values, expected numbers"
+        )
+    if len(items) != len(values):
+        raise InputError(f"boosts[{number}] has {len(items)} item ids and {len(values)} values")
+    if items.dtype == np.uint64 and items.max(initial=0) >= 2**63:
+        raise InputError(f"boosts[{number}] holds {items.max()}, expected 0 to {num_items - 1}")
+    if values.dtype != _FLOAT32:
+        with np.errstate(over="ignore"):  # infinity is refused like any other
+            values = values.astype(np.float32)
+    return np.ascontiguousarray(items, np.int64), np.ascontiguousarray(values)
 
 
 def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:

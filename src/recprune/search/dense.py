@@ -14,7 +14,7 @@ import numpy as np
 
 from recprune import _native
 from recprune.search.methods import Default
-from recprune.search.question import Question, eligible
+from recprune.search.question import Question, boosts_of, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats, TopK
 from recprune.types import CodeArray, Float32Array, InputError, Int64Array
@@ -56,8 +56,16 @@ def answer_dense(question: Question, items: DenseItems, tables: Float32Array) ->
     records = np.zeros(count, RECORD)
     for number, query in enumerate(question.queries):
         begun = time.perf_counter_ns()
-        candidates = np.flatnonzero(eligible(question, number, num_items))
-        top_ids, top_scores = dense_top_k(items, query, tables[number], candidates, k)
+        mask = eligible(question, number, num_items)
+        boosted, boosts = boosts_of(question, number)
+        boosted, boosts = boosted[mask[boosted]], boosts[mask[boosted]]
+        mask[boosted] = False
+        top_ids, top_scores = dense_top_k(items, query, tables[number], np.flatnonzero(mask), k)
+        if len(boosted):
+            raised = _scores(items, tables[number], boosted) + boosts
+            top_ids, top_scores = best(
+                np.concatenate([top_scores, raised]), np.concatenate([top_ids, boosted]), k
+            )
         floor = np.float32(-np.inf) if question.floors is None else question.floors[number]
         found = int((top_scores >= floor).sum())
         ids[number, :found] = top_ids[:found]
@@ -65,7 +73,7 @@ def answer_dense(question: Question, items: DenseItems, tables: Float32Array) ->
         record = records[number]
         record["method"] = _native.Method[Default.name].value
         record["exact"] = record["steps"] = 1
-        record["items_scored"] = record["items_touched"] = num_items
+        record["items_scored"] = record["items_touched"] = num_items + len(boosted)
         record["bytes_touched"] = items.vectors.nbytes
         record["threshold"] = top_scores[-1] if 0 < k == found else floor
         record["upper_bound"] = -np.inf
@@ -96,6 +104,10 @@ def dense_top_k(
     if 0 < found < len(candidates):
         kth = np.partition(dense[candidates], -found)[-found]
         candidates = candidates[dense[candidates] >= kth - margin]
-    chosen_bias = bias[candidates] if bias is not None else None
-    chosen = score_items(sub_item_scores, items.codes[candidates], chosen_bias)
-    return best(chosen, candidates, k)
+    return best(_scores(items, sub_item_scores, candidates), candidates, k)
+
+
+def _scores(items: DenseItems, sub_item_scores: Float32Array, chosen: Int64Array) -> Float32Array:
+    """Return the scores of some items, in the one order that counts."""
+    bias = items.item_bias[chosen] if items.item_bias is not None else None
+    return score_items(sub_item_scores, items.codes[chosen], bias)

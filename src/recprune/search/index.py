@@ -35,6 +35,7 @@ from recprune.search.question import (
     Question,
     ScoreOverflowError,
     checked_question,
+    largest_boosts,
     native_restrictions,
 )
 from recprune.search.reference import score_items
@@ -87,6 +88,7 @@ class Index:
         self.width = int(transposed.shape[0] * transposed.shape[1])  # d
         self._dense: DenseItems | None = None
         self._has_posting_lists = False
+        self._has_gathered_codes = False
         self._lock = threading.Lock()  # for what is built on first use
         self._native = _native.SearchIndex(num_items, transposed)
         if "codes" in arrays:
@@ -210,6 +212,7 @@ class Index:
         exclude: Any = None,
         allow: Any = None,
         floor: Any = None,
+        boosts: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for sequence embeddings (float32 [queries, d], or [d]).
@@ -217,11 +220,14 @@ class Index:
         `exclude` are item ids not to return: a sequence of them, for a batch one sequence per query
         (or an array padded with −1). `allow` says which items may be returned at all: a boolean
         mask [n] or [queries, n], or the same as bits in uint64 words. Below `floor`, a score or one
-        for each query, nothing is returned, and less is searched. The tie rule is score descending,
-        item id ascending.
+        for each query, nothing is returned, and less is searched. `boosts` are added to the scores
+        of some items, after everything else: a pair (item ids, float32 values), for a batch one
+        pair per query. The tie rule is score descending, item id ascending.
         """
         return self.answer(
-            checked_question(self, sequence_embeddings, k, method, exclude, allow, floor, threads)
+            checked_question(
+                self, sequence_embeddings, k, method, exclude, allow, floor, boosts, threads
+            )
         )
 
     def search_scores(
@@ -233,12 +239,13 @@ class Index:
         exclude: Any = None,
         allow: Any = None,
         floor: Any = None,
+        boosts: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
         name: QueryName = "sub_item_scores"
         question = checked_question(
-            self, sub_item_scores, k, method, exclude, allow, floor, threads, name=name
+            self, sub_item_scores, k, method, exclude, allow, floor, boosts, threads, name=name
         )
         return self.answer(question)
 
@@ -250,6 +257,7 @@ class Index:
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        boosts: Any = None,
     ) -> tuple[TopK, NDArray[np.bool_]]:
         """Search for one sequence embedding [d]; say which sub-item ids were visited, [M, B].
 
@@ -262,8 +270,9 @@ class Index:
                 f"expected [{self.width}]: one query at a time"
             )
         marks = np.zeros((1, self.num_splits * self.num_sub_items), np.uint8)
+        name: QueryName = "sequence_embedding"
         question = checked_question(
-            self, sequence_embedding, k, method, exclude, allow, name="sequence_embedding"
+            self, sequence_embedding, k, method, exclude, allow, boosts=boosts, name=name
         )
         top = self.answer(question, marks)
         return top, marks.reshape(self.num_splits, self.num_sub_items).astype(np.bool_)
@@ -330,6 +339,8 @@ class Index:
         else:
             if type(question.method) is not Auto:
                 self._require_parts(question.method)
+            if question.boosts is not None:
+                self._require_codes()
             top = self._answer_natively(question, visited)
         return TopK(top.ids[0], top.scores[0], top.stats) if question.single else top
 
@@ -374,6 +385,15 @@ class Index:
                     self._native.set_posting_lists(lists.offsets, items)
                     self._has_posting_lists = True
 
+    def _require_codes(self) -> None:
+        if "codes" in self._arrays or not self.num_items:
+            return
+        with self._lock:
+            if not self._has_gathered_codes:
+                # A byte an item and split that only boosts need: lists find no item by its id.
+                self._native.set_gathered_codes(self._native.codes_of_lists())
+                self._has_gathered_codes = True
+
     def _answer_dense(self, question: Question, method: Default) -> TopK:
         if question.are_scores:
             raise InputError("method default needs sequence embeddings, not sub-item scores")
@@ -384,16 +404,24 @@ class Index:
                     self.item_codes(), self.sub_item_embeddings(), self.item_bias, method
                 )
         tables = self._native.sub_item_scores(question.queries)
-        self.refuse_overflow(tables)
+        self.refuse_overflow(tables, largest_boosts=largest_boosts(question))
         return answer_dense(question, self._dense, tables)
 
-    def refuse_overflow(self, tables: Float32Array, largest_bias: float = 0.0) -> None:
-        """Refuse sub-item scores [queries, M, B] whose sums, or NaN, float32 cannot hold."""
+    def refuse_overflow(
+        self,
+        tables: Float32Array,
+        largest_bias: float = 0.0,
+        largest_boosts: Float32Array | None = None,
+    ) -> None:
+        """Refuse sub-item scores [queries, M, B] whose sums, or NaN, float32 cannot hold.
+
+        Added to them are a bias, and a boost of its query, of up to the largest in magnitude.
+        """
         shape = (self.num_splits, self.num_sub_items)
         if tables.shape[1:] != shape:
             raise InputError(f"tables has shape {list(tables.shape)}, expected [queries, *{shape}]")
         try:
-            self._native.refuse_overflow(tables, largest_bias)
+            self._native.refuse_overflow(tables, largest_bias, largest_boosts)
         except _native.QueryOverflowError as error:
             raise ScoreOverflowError(str(error), vars(error)["query"]) from None
 

@@ -14,6 +14,7 @@ from recprune import _native
 from recprune.search.checks import (
     MAX_ITEMS,
     checked_allow,
+    checked_boosts,
     checked_exclude,
     checked_floor,
     checked_k,
@@ -56,6 +57,7 @@ class Searchable(IndexShape, Protocol):
         method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        boosts: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k, as `Index.search` does."""
@@ -76,6 +78,7 @@ class Question(NamedTuple):  # as frozen as a dataclass, and made in a quarter o
     exclude_items: NDArray[Any] | None  # ascending for every query
     allow: NDArray[np.uint64] | None  # [1 or queries, words]
     floors: Float32Array | None  # [queries]
+    boosts: _native.BatchBoosts | None  # what is added to some scores, last
 
     @property
     def are_scores(self) -> bool:
@@ -96,6 +99,7 @@ def checked_question(
     exclude: Any = None,
     allow: Any = None,
     floor: Any = None,
+    boosts: Any = None,
     threads: Any = 1,
     *,
     name: QueryName = "sequence_embeddings",
@@ -123,6 +127,7 @@ def checked_question(
         items,
         checked_allow(allow, len(rows), index.num_items),
         checked_floor(floor, len(rows)),
+        checked_boosts(boosts, len(rows), single, index.num_items),
     )
 
 
@@ -135,6 +140,24 @@ def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool
     if offsets is not None and items is not None:
         mask[items[offsets[number] : offsets[number + 1]]] = False
     return mask
+
+
+def boosts_of(question: Question, number: int) -> tuple[Int64Array, Float32Array]:
+    """Return the boosts of one of the queries: items, ascending, and values."""
+    boosts = question.boosts
+    if boosts is None:
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    part = slice(*boosts.offsets[number : number + 2].tolist())
+    return boosts.items[part], boosts.values[part]
+
+
+def largest_boosts(question: Question) -> Float32Array | None:
+    """Return the largest boost of every query in magnitude, None if nothing is boosted."""
+    if question.boosts is None:
+        return None
+    numbers = range(len(question.queries))
+    largest = [np.abs(boosts_of(question, number)[1]).max(initial=0) for number in numbers]
+    return np.array(largest, np.float32)
 
 
 class ItemBits(NamedTuple):
@@ -150,9 +173,10 @@ def mask_of(words: NDArray[np.uint64], num_items: int) -> NDArray[np.bool_]:
 
 
 def native_restrictions(question: Question) -> _native.Restrictions | None:
-    """Return which items may be returned as the native core is told it; None: all."""
+    """Return what may be returned, and its boosts, as the native core is told it; None: all."""
     offsets, items = question.exclude_offsets, question.exclude_items
-    if offsets is None and question.allow is None and question.floors is None:
+    nothing = offsets is None and question.allow is None and question.floors is None
+    if nothing and question.boosts is None:
         return None
     restrictions = _native.Restrictions()
     if offsets is not None and items is not None:
@@ -161,4 +185,6 @@ def native_restrictions(question: Question) -> _native.Restrictions | None:
         restrictions.set_allow(question.allow)
     if question.floors is not None:
         restrictions.set_floors(question.floors)
+    if question.boosts is not None:
+        restrictions.set_boosts(question.boosts)
     return restrictions

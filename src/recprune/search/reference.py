@@ -45,10 +45,14 @@ def exhaustive(
     *,
     bias: Float32Array | None = None,
     eligible: np.ndarray | None = None,
+    boosts: tuple[Int64Array, Float32Array] | None = None,
 ) -> tuple[Int64Array, Float32Array]:
-    """Score all items and return the best k of the eligible ones."""
+    """Score all items, boosts added last, and return the best k of the eligible ones."""
     items = np.arange(len(codes)) if eligible is None else np.flatnonzero(eligible)
-    return best(score_items(scores, codes, bias)[items], items, k)
+    totals = score_items(scores, codes, bias)
+    if boosts is not None:
+        totals[boosts[0]] += boosts[1]
+    return best(totals[items], items, k)
 
 
 def recjpqprune(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.search.index import Index
-from recprune.search.question import Question
+from recprune.search.question import Question, boosts_of
 from recprune.search.top_k import RECORD, TopK
 from recprune.shards.folder import Shard
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
@@ -42,7 +42,7 @@ class ShardedTopK(TopK):
 
 def is_the_same_for_all(question: Question) -> bool:
     """Say whether every shard gets the same message."""
-    return question.exclude_offsets is None and question.allow is None
+    return question.exclude_offsets is None and question.allow is None and question.boosts is None
 
 
 def message_for(question: Question, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
@@ -50,9 +50,12 @@ def message_for(question: Question, rows: slice, shard: Shard, found: Float32Arr
 
     `found` are scores that need not be looked for below, one for each of these queries.
     """
-    offsets, items = None, None
+    offsets, items, boosts = None, None, question.boosts
     if question.exclude_offsets is not None and question.exclude_items is not None:
-        offsets, items = cut_exclude(question.exclude_offsets, question.exclude_items, rows, shard)
+        offsets, items, _ = cut(question.exclude_offsets, question.exclude_items, rows, shard)
+    boosted: tuple[Any, Any, Any] = (None, None, None)
+    if boosts is not None:
+        boosted = cut(boosts.offsets, boosts.items, rows, shard, boosts.values)
     allow = question.allow
     if allow is not None:
         words = slice(shard.first // 64, -(-shard.stop // 64))
@@ -63,27 +66,39 @@ def message_for(question: Question, rows: slice, shard: Shard, found: Float32Arr
     else:
         floors = np.maximum(floors, found)
     settings = [question.are_scores, question.k, method_to_json(question.method), question.threads]
-    return pack(settings, [question.queries[rows], offsets, items, allow, floors])
+    return pack(settings, [question.queries[rows], offsets, items, allow, floors, *boosted])
 
 
-def cut_exclude(
-    offsets: Int64Array, items: NDArray[Any], rows: slice, shard: Shard
-) -> tuple[Int64Array | None, NDArray[np.uint32] | None]:
-    """Return what of the excluded items concerns some queries and a shard, in its own ids."""
+def cut(
+    offsets: Int64Array,
+    items: NDArray[Any],
+    rows: slice,
+    shard: Shard,
+    values: Float32Array | None = None,
+) -> tuple[Int64Array | None, NDArray[np.uint32] | None, Float32Array | None]:
+    """Return which excluded or boosted items concern some queries and a shard, in its own ids.
+
+    With the items, their values are cut.
+    """
     bounds = offsets[rows.start : rows.stop + 1]
     items = items[bounds[0] : bounds[-1]]
     inside = (items >= shard.first) & (items < shard.stop)
     counts = np.concatenate([[0], np.cumsum(inside)])
     if not counts[-1]:
-        return None, None
-    return counts[bounds - bounds[0]], (items[inside] - shard.first).astype(np.uint32)
+        return None, None, None
+    kept = values[bounds[0] : bounds[-1]][inside] if values is not None else None
+    return counts[bounds - bounds[0]], (items[inside] - shard.first).astype(np.uint32), kept
 
 
 def answer(index: Index, message: bytes) -> bytes:
     """Answer a message as the shard that has this index."""
     (are_scores, k, method, threads), arrays = unpack(message)
-    queries, offsets, items, allow, floor = arrays
+    queries, offsets, items, allow, floor, boost_offsets, boosted, values = arrays
     exclude = None if items is None else np.split(items, offsets[1:-1])
+    boosts = None
+    if boosted is not None:
+        cuts = boost_offsets[1:-1]
+        boosts = list(zip(np.split(boosted, cuts), np.split(values, cuts), strict=True))
     if are_scores:
         queries = queries.reshape(-1, index.num_splits, index.num_sub_items)
     search = index.search_scores if are_scores else index.search
@@ -94,6 +109,7 @@ def answer(index: Index, message: bytes) -> bytes:
         exclude=exclude,
         allow=allow,
         floor=floor,
+        boosts=boosts,
         threads=threads,
     )
     # Padding is not sent: below the floor, there may be little else.
@@ -201,3 +217,14 @@ def best_possible_scores(sub_item_scores: Float32Array, highest_bias: float) -> 
     for split in range(1, best.shape[1]):
         total = total + best[:, split]
     return total + np.float32(highest_bias)
+
+
+def highest_boosts(question: Question, rows: slice, shards: list[Shard]) -> Float32Array:
+    """Return the highest boost of an item of these shards for some queries; 0 for all others."""
+    highest = np.zeros(rows.stop - rows.start, np.float32)
+    for place, number in enumerate(range(rows.start, rows.stop)):
+        items, values = boosts_of(question, number)
+        for shard in shards:
+            inside = (items >= shard.first) & (items < shard.stop)
+            highest[place] = values[inside].max(initial=highest[place])
+    return highest

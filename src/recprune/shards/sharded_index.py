@@ -24,7 +24,7 @@ from recprune.search.checks import (
     refuse_infinite,
 )
 from recprune.search.methods import METHODS, Method
-from recprune.search.question import QueryName, Question, checked_question
+from recprune.search.question import QueryName, Question, checked_question, largest_boosts
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.actors import (
     Refusal,
@@ -37,6 +37,7 @@ from recprune.shards.actors import (
 from recprune.shards.answers import (
     ShardedTopK,
     best_possible_scores,
+    highest_boosts,
     merge,
     merge_records,
     plan_rounds,
@@ -149,6 +150,7 @@ class ShardedIndex:
         exclude: Any = None,
         allow: Any = None,
         floor: Any = None,
+        boosts: Any = None,
         threads: int = 1,
         rounds: int | None = None,
         allow_partial: bool | None = None,
@@ -160,7 +162,9 @@ class ShardedIndex:
         where it pays. `allow_partial` can be another one than when the index was opened.
         """
         return self._answer(
-            checked_question(self, sequence_embeddings, k, method, exclude, allow, floor, threads),
+            checked_question(
+                self, sequence_embeddings, k, method, exclude, allow, floor, boosts, threads
+            ),
             rounds,
             allow_partial,
         )
@@ -174,6 +178,7 @@ class ShardedIndex:
         exclude: Any = None,
         allow: Any = None,
         floor: Any = None,
+        boosts: Any = None,
         threads: int = 1,
         rounds: int | None = None,
         allow_partial: bool | None = None,
@@ -182,7 +187,7 @@ class ShardedIndex:
         name: QueryName = "sub_item_scores"
         return self._answer(
             checked_question(
-                self, sub_item_scores, k, method, exclude, allow, floor, threads, name=name
+                self, sub_item_scores, k, method, exclude, allow, floor, boosts, threads, name=name
             ),
             rounds,
             allow_partial,
@@ -277,6 +282,11 @@ class ShardedIndex:
         if not self._started:  # no items, no shards: an index of nothing has the answer
             top = self._vectors.answer(question._replace(method=METHODS["pqtopk"]))
             return ShardedTopK(top.ids, top.scores, top.stats)
+        if question.boosts is not None:
+            # The largest bias and the largest boost may be in different shards, and each of these
+            # could add up what one index refuses.
+            question.refuse_infinite()
+            self._refuse_overflow(question)
         if rounds is None:
             rounds = _rounds_that_pay(len(question.queries), len(self._started))
         try:
@@ -311,8 +321,7 @@ class ShardedIndex:
             if isinstance(answered, Refusal):
                 question.refuse_infinite()
                 if answered.is_overflow:
-                    largest_bias = max(shard.largest_bias for shard in self._folder.shards)
-                    self._vectors.refuse_overflow(self._tables(question), largest_bias)
+                    self._refuse_overflow(question)
                 raise InputError(answered.reason)
             group = call.about
             group.take(call, answered)
@@ -345,9 +354,16 @@ class ShardedIndex:
             np.concatenate([np.empty(0, RECORD), *(records for _, _, records in merged)]),
         )
 
+    def _refuse_overflow(self, question: Question) -> None:
+        """Refuse what one index would: sums that float32 cannot hold."""
+        largest_bias = max(shard.largest_bias for shard in self._folder.shards)
+        tables = self._tables(question)
+        self._vectors.refuse_overflow(tables, largest_bias, largest_boosts(question))
+
     def _bound_of_missing(self, question: Question, group: QueryGroup) -> Float32Array:
         highest_bias = max(shard.highest_bias for shard in group.missing)
-        return best_possible_scores(self._tables(question, group.rows), highest_bias)
+        bound = best_possible_scores(self._tables(question, group.rows), highest_bias)
+        return bound + highest_boosts(question, group.rows, list(group.missing))
 
     def _tables(self, question: Question, rows: slice = slice(None)) -> Float32Array:
         """Return the sub-item scores of some of the queries, [queries, M, B]."""
