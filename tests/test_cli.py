@@ -209,6 +209,12 @@ def test_an_index_is_built_described_and_searched(
     assert len(answers["auto"]) == 3
     assert main(["search", out, str(arrays / "queries.npy")]) == 0
     assert capsys.readouterr().out.count("\n") == 3
+    arguments = ["search", out, queries, "-k", "5", "--json"]
+    assert main([*arguments, "--boosts", "7=1e6,3=2e6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["ids"][:2] for line in lines] == [[3, 7]] * 3
+    assert main([*arguments, "--boosts", "a=1"]) == 2
+    assert "--boosts: 'a' is not an item number" in capsys.readouterr().err
 
 
 def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Path) -> None:

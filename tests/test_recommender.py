@@ -93,7 +93,7 @@ class Trained:
         return np.asarray(embedding[0].numpy(), np.float32)
 
     def expected(
-        self, items: list[int], k: int, eligible: NDArray[np.bool_]
+        self, items: list[int], k: int, eligible: NDArray[np.bool_], boosts: Any = None
     ) -> tuple[NDArray[np.int64], Float32Array]:
         """Score the whole catalogue and return the best k of the eligible, padded."""
         weights = {name: value.numpy() for name, value in self.model.state_dict().items()}
@@ -104,7 +104,7 @@ class Trained:
             vectors = weights["embedding.sub_item_embeddings"]
             codes = self.prepared.codes
         table = reference.sub_item_scores(self.sequence_embedding(items), vectors)
-        ids, scores = reference.exhaustive(table, codes, k, eligible=eligible)
+        ids, scores = reference.exhaustive(table, codes, k, eligible=eligible, boosts=boosts)
         missing = k - len(ids)
         return (
             np.concatenate([ids, np.full(missing, -1)]),
@@ -367,6 +367,69 @@ def test_popular_items_are_chosen_by_the_same_rules(sasrec: Trained) -> None:
         found = recommend([[]], 10, exclude=sasrec.external(left_out), allow=allow)
         assert found.ids[0, : len(kept)].tolist() == kept
         assert found.by_popularity.all()
+
+
+def test_boosts_are_added_to_the_scores_of_all_histories(trained: Trained) -> None:
+    num_items = trained.prepared.num_items
+    rng = np.random.default_rng(4)
+    items = rng.permutation(num_items)[: num_items // 2]
+    values = rng.choice([0.5, -0.5, 3.0, -0.0], len(items)).astype(np.float32)
+    named = dict(zip(trained.external(items.tolist()), values.tolist(), strict=True))
+    histories = histories_of(num_items)
+    allow = rng.random(num_items) < 0.8
+    found = trained.recommender.recommend(
+        [trained.external(history) for history in histories], 20, allow=allow, boosts=named
+    )
+    for place, history in enumerate(histories):
+        eligible = allow.copy()
+        eligible[history] = False
+        ids, scores = trained.expected(history, 20, eligible, (items, values))
+        assert np.array_equal(found.ids[place], ids)
+        # The encoders of one history and of many may round differently in their last bits.
+        np.testing.assert_allclose(found.scores[place], scores, rtol=1e-5)
+    nothing = trained.recommender.recommend([trained.external(histories[0])], 20, boosts={})
+    plain = trained.recommender.recommend([trained.external(histories[0])], 20)
+    assert np.array_equal(nothing.ids, plain.ids)
+
+
+def test_boosts_are_added_to_numbers_of_interactions(sasrec: Trained) -> None:
+    recommend = sasrec.recommender.recommend
+    popularity = sasrec.recommender.popularity
+    num_items = len(popularity)
+    ranked = recommend([[]], num_items).ids[0]
+    boosts = {int(ranked[-1]): 10_000.5, int(ranked[0]): -10_000.0, int(ranked[5]): 0.25}
+    named = dict(zip(sasrec.external([*boosts]), boosts.values(), strict=True))
+    totals = popularity.astype(np.float64)
+    totals[[*boosts]] += [*boosts.values()]
+    order = np.lexsort((np.arange(num_items), -totals))
+    for k in (1, 7, num_items):
+        found = recommend([[]], k, boosts=named)
+        assert found.ids[0].tolist() == order[:k].tolist()
+        assert found.scores[0].tolist() == totals[order[:k]].astype(np.float32).tolist()
+    left_out = sasrec.external([int(order[0])])
+    mask = np.arange(num_items) != order[1]
+    found = recommend([[]], 5, boosts=named, exclude=left_out, allow=mask)
+    assert found.ids[0].tolist() == order[2:7].tolist()
+    assert recommend([[]], num_items, boosts=named).ids[0, -1] == ranked[0]
+
+
+@pytest.mark.parametrize(
+    ("boosts", "message"),
+    [
+        ({"nobody knows": 1.0}, "boosts: 'nobody knows': not in the catalogue"),
+        ({"FIRST": float("nan")}, r"boosts\[.*\] is nan, expected a finite number"),
+        ({"FIRST": 1e39}, r"boosts\[.*\] is 1e\+39, expected a finite number"),
+        ({"FIRST": "1"}, r"boosts\[.*\] is '1', expected a finite number"),
+        ({"FIRST": True}, r"boosts\[.*\] is True, expected a finite number"),
+        ([("FIRST", 1.0)], "boosts is .*, expected a mapping from item ids to numbers"),
+    ],
+)
+def test_boosts_that_are_none(sasrec: Trained, boosts: Any, message: str) -> None:
+    if isinstance(boosts, dict) and "FIRST" in boosts:
+        boosts = {sasrec.external([0])[0]: boosts["FIRST"]}
+    for history in ([], sasrec.external([3])):
+        with pytest.raises(InputError, match=message):
+            sasrec.recommender.recommend([history], 5, boosts=boosts)
 
 
 def test_nobody_asked_nobody_answered(sasrec: Trained) -> None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 KIND = "recommender"
 _VERSION = 4  # of the format
 
+_LARGEST_BOOST = float(np.finfo(np.float32).max)
+
 EncoderKind = Literal["auto", "onnx", "torch"]
 
 
@@ -59,7 +61,7 @@ class Recommendations:
 
     items: list[list[ExternalId]]  # external ids, not padded
     ids: Int64Array  # internal ids, [histories, k]
-    scores: Float32Array  # for a history without known items: its popularity, in interactions
+    scores: Float32Array  # for a history without known items: interactions, and boosts
     unknown: list[list[ExternalId]]  # ids in each history that the catalogue does not have
     by_popularity: NDArray[np.bool_]  # which histories had nothing to go by
     stats: SearchStats | None  # of the searches, for the histories that had
@@ -250,6 +252,7 @@ class Recommender:
         exclude_seen: bool = True,
         exclude: Sequence[ExternalId] = (),
         allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
+        boosts: Mapping[ExternalId, float] | None = None,
         method: str | Method = "auto",
         deadline: float | None = None,
         threads: int = 1,
@@ -260,10 +263,11 @@ class Recommender:
         Items that the catalogue does not have are left out and reported. A history of which nothing
         is left gets the most popular items. `exclude_seen` leaves out what is in the history,
         `exclude` further items, whether or not the catalogue has them; `allow` restricts the answer
-        to some items, given by id, as a mask over the catalogue, or as `ItemBits`. A search that is
-        not done at `deadline`, by `time.monotonic()`, returns the best found so far, and its
-        statistics say whether that is exact. `index` is another one of the same items, such as a
-        `ShardedIndex`.
+        to some items, given by id, as a mask over the catalogue, or as `ItemBits`. `boosts` are
+        added to the scores of some items, for all histories; where the most popular items are the
+        answer, to their numbers of interactions. A search that is not done at `deadline`, by
+        `time.monotonic()`, returns the best found so far, and its statistics say whether that is
+        exact. `index` is another one of the same items, such as a `ShardedIndex`.
         """
         clock = _Clock()
         k = checked_k(k)
@@ -277,6 +281,7 @@ class Recommender:
         if exclude_seen:
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
         allowed = self._allowed(allow)
+        boosted = self._boosted(boosts)
         clock.lap("look up")
         answered = np.array([len(items) > 0 for items in known], np.bool_)
         ids = np.full((len(known), k), -1, np.int64)
@@ -292,6 +297,7 @@ class Recommender:
                 method=chosen if deadline is None else stopped_at(chosen, deadline),
                 exclude=left_out if any(map(len, left_out)) else None,
                 allow=allowed,
+                boosts=[boosted] * len(embeddings) if boosted is not None else None,
                 threads=threads,
             )
             clock.lap("search")
@@ -299,9 +305,9 @@ class Recommender:
                 clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
             ids[answered], scores[answered] = top.ids, top.scores
         for place in np.flatnonzero(~answered):
-            best = self._most_popular_items(k, excluded[place], allowed)
+            best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
             ids[place, : len(best)] = best
-            scores[place, : len(best)] = self.popularity[best]
+            scores[place, : len(best)] = popularity
         items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
         clock.lap("answer")
         return Recommendations(
@@ -327,14 +333,26 @@ class Recommender:
         return index
 
     def _most_popular_items(
-        self, k: int, excluded: Int64Array, allowed: NDArray[Any] | None
-    ) -> Int64Array:
+        self,
+        k: int,
+        excluded: Int64Array,
+        allowed: NDArray[Any] | None,
+        boosted: tuple[Int64Array, Float32Array] | None,
+    ) -> tuple[Int64Array, NDArray[np.float64]]:
+        """Return the best k by numbers of interactions and boosts, and these sums."""
         best = self._most_popular
+        items, boosts = boosted if boosted is not None else (best[:0], np.empty(0, np.float32))
         if allowed is not None:
             mask = allowed if allowed.dtype == np.bool_ else mask_of(allowed, len(best))
-            best = best[mask[best]]
-        best = best[: k + len(excluded)]  # enough, whichever of them are excluded
-        return best[~np.isin(best, excluded)][:k]
+            best, items, boosts = best[mask[best]], items[mask[items]], boosts[mask[items]]
+        # Enough, whichever of them are excluded or sink.
+        best = np.union1d(best[: k + len(excluded) + len(items)], items)
+        totals = self.popularity[best].astype(np.float64)
+        totals[np.searchsorted(best, items)] += boosts
+        kept = ~np.isin(best, excluded)
+        best, totals = best[kept], totals[kept]
+        order = np.lexsort((best, -totals))[:k]
+        return best[order], totals[order]
 
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
@@ -367,6 +385,26 @@ class Recommender:
                 raise InputError(f"exclude[{place}] is {value!r}, expected an item id")
         found = self.item_ids.find_all(given)
         return found[found >= 0]
+
+    def _boosted(
+        self, boosts: Mapping[ExternalId, float] | None
+    ) -> tuple[Int64Array, Float32Array] | None:
+        """Return the internal ids of boosted items and their boosts."""
+        if not boosts:
+            return None
+        if not isinstance(boosts, Mapping):
+            raise InputError(f"boosts is {boosts!r}, expected a mapping from item ids to numbers")
+        given = list(boosts)
+        items = self.item_ids.find_all(given)
+        if len(items) and items.min() < 0:
+            raise InputError(f"boosts: {given[int((items < 0).argmax())]!r}: not in the catalogue")
+        values = np.empty(len(given), np.float32)
+        for place, (item, boost) in enumerate(boosts.items()):
+            number = isinstance(boost, int | float | np.integer | np.floating)
+            if not number or isinstance(boost, bool) or not abs(boost) <= _LARGEST_BOOST:
+                raise InputError(f"boosts[{item!r}] is {boost!r}, expected a finite number")
+            values[place] = boost
+        return items, values
 
     def _allowed(
         self, allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from recprune.cli import main
+from recprune.commands.boost_options import parse_boosts
 from recprune.evaluation.evaluation import Evaluation
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
@@ -470,6 +471,44 @@ def test_recommend_as_json(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
     (answer,) = lines_of(capsys.readouterr().out)
     assert answer["by_popularity"] is True
     assert len(answer["items"]) == len(answer["scores"]) == 4
+
+
+def test_recommend_with_boosts(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    recommender = Recommender.load(shop.recommender)
+    everything = [str(item) for item in recommender.recommend([["tea5"]], 1000).items[0]]
+    best, last = everything[0], everything[-1]
+    arguments = ["recommend", shop.recommender, "--json", "-k", "4", "--history", "tea5"]
+    assert main([*arguments, "--boosts", f" {last} = 1e3,, {best}=-1e3 "]) == 0
+    (answer,) = lines_of(capsys.readouterr().out)
+    expected = recommender.recommend([["tea5"]], 4, boosts={last: 1e3, best: -1e3})
+    assert answer["items"] == expected.items[0]
+    assert answer["scores"] == expected.scores[0].tolist()
+    assert answer["items"][0] == last
+    assert main([*arguments, "--boosts", "nosuch=1"]) == 2
+    assert "boosts: 'nosuch': not in the catalogue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tea5", "'tea5' is not an id, = and a finite number"),
+        ("=1", "'=1' is not an id"),
+        ("tea5=", "'tea5=' is not an id"),
+        ("tea5=much", "'tea5=much' is not an id"),
+        ("tea5=nan", "'tea5=nan' is not an id"),
+        ("tea5=1,tea5=2", "'tea5' is boosted twice"),
+    ],
+)
+def test_boosts_that_cannot_be_read(
+    shop: Shop, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["recommend", shop.recommender, "--history", "tea5", "--boosts", text])
+    assert message in capsys.readouterr().err
+
+
+def test_the_last_equals_sign_is_followed_by_the_boost() -> None:
+    assert parse_boosts("a=b=0.5, c = -1e-3") == (["a=b", "c"], [0.5, -1e-3])
 
 
 def test_items_of_the_history_come_again_only_if_asked_for(

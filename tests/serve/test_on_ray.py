@@ -111,6 +111,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("/recommend", {"history": HISTORY, "allow": ["a", "b", "tea é33"], "k": 3}),
     ("/recommend", {"batch": [{"history": ["a"]}, {"history": ["b", "n"]}], "method": "scan"}),
     ("/recommend", {"history": HISTORY, "timeout_ms": 20_000}),
+    ("/recommend", {"history": HISTORY, "boosts": [{"item": "b", "boost": 2.5}], "k": 20}),
     ("/search", {"sequence_embedding": embedding(0), "k": 20}),
     ("/search", {"batch": [embedding(1), embedding(2)], "method": "default"}),
     ("/search", {"sequence_embedding": embedding(3), "method": "recjpqprune", "exclude": ["a"]}),

@@ -22,9 +22,9 @@ import pytest
 from recprune import METHODS, Index, InputError, RecpruneError, Scan, StorageError
 from recprune.cli import main
 from recprune.cluster import connected
-from recprune.search.checks import checked_exclude
+from recprune.search.checks import checked_boosts, checked_exclude
 from recprune.search.top_k import RECORD_WORDS, TopK
-from recprune.shards.answers import cut_exclude, merge
+from recprune.shards.answers import cut, merge
 from recprune.shards.folder import (
     Shard,
     ShardLostError,
@@ -34,6 +34,7 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.types import Json
+from tests.search.test_search import some_boosts
 from tests.support.clusters import (
     Cluster,
     descendants,
@@ -49,6 +50,7 @@ from recprune.shards import sharded_index
 from recprune.shards.sharded_index import ShardedIndex
 
 NUM_ITEMS = 3_000
+LARGEST = float(np.finfo(np.float32).max)
 NUM_SHARDS = 3
 CPUS = 6  # of each of two nodes
 
@@ -127,6 +129,7 @@ def test_every_method_returns_what_one_index_returns(
     mask = rng.random(NUM_ITEMS) < 0.3
     masks = rng.random((30, NUM_ITEMS)) < 0.3
     words = np.frombuffer(rng.bytes(8 * 47), np.uint64)
+    boosts = [some_boosts(rng, NUM_ITEMS, rng.choice([0.001, 0.1, 0.9])) for _ in model.queries]
     for k, filters in (
         (0, {}),
         (1, {}),
@@ -136,6 +139,10 @@ def test_every_method_returns_what_one_index_returns(
         (10, {"allow": mask}),
         (40, {"allow": words, "exclude": exclude}),
         (2_000, {"allow": masks, "exclude": exclude}),
+        (10, {"boosts": boosts}),
+        (40, {"boosts": boosts, "exclude": exclude, "allow": masks, "floor": 2.0}),
+        (NUM_ITEMS + 5, {"boosts": boosts}),
+        (10, {"boosts": [([], []) for _ in boosts]}),
     ):
         expected = model.whole.search(model.queries, k, method=method, **filters)
         found = sharded.search(model.queries, k, method=method, threads=2, **filters)
@@ -212,6 +219,13 @@ def test_what_is_wrong_is_said_as_one_index_says_it(sharded: ShardedIndex, model
         lambda index: index.search(queries[0], exclude=["a"]),
         lambda index: index.search(queries, allow=[True]),
         lambda index: index.search(queries, allow=np.ones(5, bool)),
+        lambda index: index.search(queries, boosts=[([1], [0.5])]),
+        lambda index: index.search(queries[0], boosts=([NUM_ITEMS], [0.5])),
+        lambda index: index.search(queries[0], boosts=([7, 7], [0.5, 0.5])),
+        lambda index: index.search(queries[0], boosts=([7], [np.nan])),
+        lambda index: index.search(nan, boosts=[([7], [0.5])] * 30),
+        lambda index: index.search(huge, boosts=[([7], [0.5])] * 30),
+        lambda index: index.search(queries, boosts=[([7], [0.5])] * 25 + [([9], [LARGEST])] * 5),
         lambda index: index.score(queries, [NUM_ITEMS]),
         lambda index: index.score(queries, [0.5]),
         lambda index: index.score(nan, [1]),
@@ -308,12 +322,22 @@ def test_ids_beyond_what_a_shard_counts() -> None:
     offsets, items = checked_exclude(excluded, 3, False, far.stop, np.int64)
     assert offsets is not None
     assert items is not None
-    own_offsets, own_items = cut_exclude(offsets, items, slice(0, 3), far)
+    own_offsets, own_items, _ = cut(offsets, items, slice(0, 3), far)
     assert own_offsets is not None
     assert own_items is not None
     assert own_offsets.tolist() == [0, 1, 1, 2]
     assert own_items.tolist() == [7, 999]
     assert own_items.dtype == np.uint32
+    pairs = [(np.array(row, np.int64), np.ones(len(row), np.float32)) for row in excluded]
+    pairs[2][1][0] = 0.5
+    boosts = checked_boosts(pairs, 3, False, far.stop)
+    assert boosts is not None
+    boosted = cut(boosts.offsets, boosts.items, slice(0, 3), far, boosts.values)
+    assert [part.tolist() for part in boosted if part is not None] == [
+        [0, 1, 1, 2],
+        [7, 999],
+        [1.0, 0.5],
+    ]
     ids = np.array([[7]], np.uint32)
     record = np.zeros((1, RECORD_WORDS), np.int64)
     merged, _ = merge([(far, (ids, np.ones((1, 1), np.float32), record))], 1, 1)

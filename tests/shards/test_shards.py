@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recprune import Index, InputError, StorageError
 from recprune.cli import main
+from recprune.search import reference
 from recprune.search.methods import METHODS, Auto, Method, RecJPQPrune, Scan
 from recprune.search.question import Question, checked_question
 from recprune.search.top_k import RECORD, TopK
@@ -23,6 +24,7 @@ from recprune.shards.answers import (
     Answer,
     answer,
     best_possible_scores,
+    highest_boosts,
     kth_scores,
     merge,
     merge_records,
@@ -43,7 +45,7 @@ from recprune.shards.folder import (
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
 from recprune.storage import MANIFEST, Saved, load_folder, save_folder
 from recprune.types import Float32Array
-from tests.search.test_search import Case, cases, methods_for
+from tests.search.test_search import Case, cases, methods_for, some_boosts
 
 Pieces = list[tuple[Shard, Index]]
 
@@ -93,12 +95,20 @@ def assert_equal(
 
 
 def question_of(
-    tables: Float32Array, k: int, method: str | Method, exclude: Any, allow: Any, num_items: int
+    tables: Float32Array,
+    k: int,
+    method: str | Method,
+    exclude: Any,
+    allow: Any,
+    num_items: int,
+    boosts: Any = None,
 ) -> Question:
     shape = SimpleNamespace(
         num_items=num_items, num_splits=tables.shape[1], num_sub_items=tables.shape[2], width=0
     )
-    return checked_question(shape, tables, k, method, exclude, allow, name="sub_item_scores")
+    return checked_question(
+        shape, tables, k, method, exclude, allow, boosts=boosts, name="sub_item_scores"
+    )
 
 
 # What a shard has ------------------------------------------------------------------------------
@@ -167,11 +177,17 @@ def test_shards_return_what_one_index_returns(
     allow = case.allow
     if allow is not None and rng.random() < 0.5:
         allow = np.stack([rng.permutation(allow) for _ in tables])
+    boosts = None
+    if case.boosts is not None:
+        boosts = [some_boosts(rng, num_items, rng.random() * 0.5) for _ in tables]
+        boosts[0] = case.boosts
     whole = case.index(layout)
     pieces = pieces_of(case, num_shards, layout)
     for method in methods_for(whole):
-        expected = whole.search_scores(tables, case.k, method=method, exclude=exclude, allow=allow)
-        question = question_of(tables, case.k, method, exclude, allow, num_items)
+        expected = whole.search_scores(
+            tables, case.k, method=method, exclude=exclude, allow=allow, boosts=boosts
+        )
+        question = question_of(tables, case.k, method, exclude, allow, num_items, boosts)
         found = search_pieces(pieces, question, num_items, rounds, start)
         assert_equal(found, expected, method)
         assert found[2]["exact"].all()
@@ -219,9 +235,10 @@ def test_bounds_of_unsafe_searches_hold_for_all_shards(method: Any) -> None:
     codes = rng.integers(0, 256, (20_000, 8)).astype(np.uint8)
     tables = rng.standard_normal((5, 8, 256)).astype(np.float32)
     case = Case(codes, tables[0], 10, None, None, None)
-    exact = case.index().search_scores(tables, 40_000)
+    boosts = [some_boosts(rng, 20_000, share) for share in (1e-4, 0.01, 0.3, 0.001, 0.002)]
+    exact = case.index().search_scores(tables, 40_000, boosts=boosts)
     for rounds in (1, 2, 3):
-        question = question_of(tables, 10, method, None, None, 20_000)
+        question = question_of(tables, 10, method, None, None, 20_000, boosts)
         found = search_pieces(pieces_of(case, 3), question, 20_000, rounds, 0)
         ids, _, records = found
         for query in range(5):
@@ -241,6 +258,26 @@ def test_no_item_scores_above_the_best_possible_score(case: Case) -> None:
     bound = best_possible_scores(case.scores[None], bias)
     top = case.index().search_scores(case.scores, 1)
     assert top.scores[0] <= bound[0]
+
+
+def test_no_boosted_item_of_a_missing_shard_scores_above_its_bound() -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 3, (300, 4)).astype(np.uint8)
+    tables = rng.standard_normal((5, 4, 3)).astype(np.float32)
+    boosts = [some_boosts(rng, 300, 0.3) for _ in tables]
+    question = question_of(tables, 10, "auto", None, None, 300, boosts)
+    shards = [Shard(number, first, 100, "", 0.0, 0.0) for number, first in enumerate((0, 100, 200))]
+    rows = slice(1, 5)
+    for missing in ([shards[1]], [shards[0], shards[2]]):
+        highest = highest_boosts(question, rows, missing)
+        bound = best_possible_scores(tables[rows], 0.0) + highest
+        for place, query in enumerate(range(1, 5)):
+            ids, scores = reference.exhaustive(tables[query], codes, 300, boosts=boosts[query])
+            theirs = np.isin(ids // 100, [shard.number for shard in missing])
+            assert scores[theirs].max() <= bound[place]
+            boosted = dict(zip(*(array.tolist() for array in boosts[query]), strict=True))
+            values = [boosted[item] for item in ids[theirs].tolist() if item in boosted]
+            assert highest[place] == max([0.0, *values])
 
 
 @given(

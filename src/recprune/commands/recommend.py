@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recprune.commands.boost_options import parse_boosts
 from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
@@ -29,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
     parser.add_argument(
         "--include-seen", action="store_true", help="items of the history may come again"
+    )
+    parser.add_argument(
+        "--boosts",
+        type=parse_boosts,
+        metavar="ID=NUMBER,...",
+        help="added to the scores of these items",
     )
     parser.add_argument(
         "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
@@ -64,11 +71,15 @@ def _answer(
 ) -> None:
     """Print the answers to some histories, which begin at a line of a file, or to just one."""
 
+    items, values = parsed.boosts or ([], [])
+    boosts = dict(zip(coerce_ids(recommender.item_ids, items), values, strict=True))
+
     def recommend() -> Recommendations:
         return recommender.recommend(
             histories,
             min(parsed.k, len(recommender.item_ids)),  # more would only be padding
             exclude_seen=not parsed.include_seen,
+            boosts=boosts,
             method=parsed.method,
             threads=parsed.threads,
         )

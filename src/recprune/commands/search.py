@@ -8,16 +8,25 @@ import math
 
 import numpy as np
 
+from recprune.commands.boost_options import parse_boosts
 from recprune.search.index import Index
 from recprune.search.methods import METHODS
 from recprune.storage import read_npy
-from recprune.types import Json
+from recprune.types import InputError, Json
+
+_MOST_DIGITS = 18  # of an item number: what an int64 surely holds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", metavar="FOLDER")
     parser.add_argument("queries", metavar="QUERIES", help=".npy of float32 [queries, d]")
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
+    parser.add_argument(
+        "--boosts",
+        type=parse_boosts,
+        metavar="ITEM=NUMBER,...",
+        help="added to the scores of these item numbers, for every query",
+    )
     parser.add_argument(
         "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
     )
@@ -28,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     index = Index.load(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
-    top = index.search(queries, parsed.k, method=parsed.method, threads=parsed.threads)
+    boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
+    top = index.search(
+        queries, parsed.k, method=parsed.method, boosts=boosts, threads=parsed.threads
+    )
     microseconds = top.stats.nanoseconds / 1000
     for query in range(len(queries)):
         ids, scores = top.ids[query].tolist(), top.scores[query].tolist()
@@ -44,3 +56,11 @@ def run(parsed: argparse.Namespace) -> None:
         else:
             found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
             print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
+
+
+def _boosts(given: tuple[list[str], list[float]]) -> tuple[list[int], list[float]]:
+    items, values = given
+    for item in items:
+        if not (item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS):
+            raise InputError(f"--boosts: {item!r} is not an item number")
+    return [int(item) for item in items], values

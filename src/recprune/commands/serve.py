@@ -18,7 +18,7 @@ _LIMITS = {
     "k": "items of an answer",
     "batch": "questions of a request",
     "batch_items": "items of all answers to a request: k times its questions",
-    "item_ids": "ids in exclude and in allow",
+    "item_ids": "ids in exclude, in allow and in boosts",
     "running": "searches at a time in a worker; default: this worker's share of the cores, "
     "with --ray four times that",
     "waiting": "requests that may wait for them; others are answered with 503",

@@ -17,6 +17,7 @@ from recprune.search.index import Layout
 from recprune.search.methods import METHODS
 from recprune.serve.engine.explain import Explanation, TracePoint, _identical, explain
 from recprune.types import Float32Array
+from tests.search.test_search import some_boosts
 
 # Six items of two splits; with ones as the sequence embedding, these are the sub-item scores.
 TOY_SCORES = np.array([[1, 5, 0, 3], [4, 2, 1, 0]], np.float32)
@@ -77,6 +78,23 @@ def test_excluded_items_are_not_ranked() -> None:
     assert all(run.identical for run in told.methods if run.unavailable is None)
 
 
+def test_a_boost_is_a_part_of_the_score() -> None:
+    told = explain(toy(), ONES, 2, boosts=([5, 2, 4], [6.5, -9.0, 0.5]))
+    found = [(item.item_id, item.score, item.boost) for item in told.top]
+    assert found == [(5, 6.5, 6.5), (0, 5.0, None)]
+    assert told.bottom is not None
+    assert (told.bottom.item_id, told.bottom.score, told.bottom.boost) == (2, 0.0, -9.0)
+    # Three items are scored before the first step: with 6.5, 2.5 and 0.
+    assert told.trace.points[:2] == [
+        TracePoint(0, 2.5, 9, 3, [0, 0]),
+        TracePoint(1, 5, 7, 5, [1, 0]),
+    ]
+    assert all(run.identical for run in told.methods if run.unavailable is None)
+    at_once = explain(toy(), ONES, 1, boosts=([5], [20.0])).trace
+    assert at_once.points == [TracePoint(0, 20, 9, 1, [0, 0])]
+    assert (at_once.steps, at_once.stop) == (0, "upper_bound_below_threshold")
+
+
 def test_nothing_may_be_returned() -> None:
     told = explain(toy(), ONES, 3, allow=np.zeros(6, np.bool_))
     assert (told.top, told.middle, told.bottom) == ([], None, None)
@@ -90,6 +108,7 @@ class Case:
     bias: Float32Array | None
     exclude: list[int] | None
     allow: NDArray[np.bool_] | None
+    boosts: tuple[NDArray[np.int64], Float32Array] | None
 
     def index(self, layout: Layout) -> Index:
         return Index.build(self.codes, self.embeddings, item_bias=self.bias, layout=layout)
@@ -117,6 +136,7 @@ def case(
         rng.standard_normal(num_items).astype(np.float32) if everything else None,
         rng.integers(0, num_items, 5).tolist() if everything else None,
         rng.random(num_items) < 0.8 if everything else None,
+        some_boosts(rng, num_items, 0.05) if everything else None,
     )
 
 
@@ -140,14 +160,18 @@ def test_it_agrees_with_the_oracle(
     *sizes, layout = shape
     given = case(*sizes, everything=everything, seed=k)
     index = given.index(layout)
-    told = explain(index, given.query, k, exclude=given.exclude, allow=given.allow)
+    told = explain(
+        index, given.query, k, exclude=given.exclude, allow=given.allow, boosts=given.boosts
+    )
     table = reference.sub_item_scores(given.query, given.embeddings)
     mask = given.eligible()
-    ids, scores = reference.exhaustive(table, given.codes, k, bias=given.bias, eligible=mask)
+    ids, scores = reference.exhaustive(
+        table, given.codes, k, bias=given.bias, eligible=mask, boosts=given.boosts
+    )
     assert [item.item_id for item in told.top] == ids.tolist()
     assert [item.score for item in told.top] == scores.tolist()
     everybody, _ = reference.exhaustive(
-        table, given.codes, len(mask), bias=given.bias, eligible=mask
+        table, given.codes, len(mask), bias=given.bias, eligible=mask, boosts=given.boosts
     )
     for item in (told.middle, told.bottom):
         assert item is not None
@@ -158,7 +182,9 @@ def test_it_agrees_with_the_oracle(
         total = np.float32(item.contributions[0])
         for contribution in item.contributions[1:]:
             total = total + np.float32(contribution)
-        assert item.score == (total if item.bias is None else total + np.float32(item.bias))
+        for added in (item.bias, item.boost):
+            total = total if added is None else total + np.float32(added)
+        assert item.score == total
         assert item.sub_item_ids == given.codes[item.item_id].tolist()
         better = table[np.arange(index.num_splits), item.sub_item_ids][:, None] < table
         assert (better.sum(axis=1) <= item.sub_item_ranks).all(), "ties may come before"
@@ -178,7 +204,9 @@ def test_the_trace_is_the_engines_own(
     *sizes, layout = shape
     given = case(*sizes, everything=everything, seed=3)
     index = given.index(layout)
-    told = explain(index, given.query, 4, exclude=given.exclude, allow=given.allow)
+    told = explain(
+        index, given.query, 4, exclude=given.exclude, allow=given.allow, boosts=given.boosts
+    )
     trace, points = told.trace, told.trace.points
     assert trace.method == ("recjpqprune" if layout == "full" else "scan")
     assert [point.step for point in points] == sorted({point.step for point in points})
@@ -204,7 +232,12 @@ def test_the_trace_is_the_engines_own(
         if trace.method == "recjpqprune":
             stopped = RecJPQPrune(max_steps=point.step, sub_items_per_step=1)
         stats = index.search(
-            given.query, 4, method=stopped, exclude=given.exclude, allow=given.allow
+            given.query,
+            4,
+            method=stopped,
+            exclude=given.exclude,
+            allow=given.allow,
+            boosts=given.boosts,
         ).stats
         assert sum(point.visited) == stats.steps[0] == point.step
         assert point.items_scored == stats.items_scored[0]

@@ -117,6 +117,30 @@ def test_a_batch_is_answered_in_its_order(service: Service) -> None:
     assert answers[3]["unknown"] == ["nobody", "knows"]
 
 
+def test_boosts_are_added_to_the_scores(service: Service, recommender: Recommender) -> None:
+    history = ["a", "tea é7"]
+    ranked = recommender.recommend([history], 90).items[0]
+    boosts = {ranked[40]: 0.75, ranked[-1]: 100.0, ranked[0]: -100.0}
+    asked = [boosted(item, boost) for item, boost in boosts.items()]
+    for given in (history, []):
+        expected = recommender.recommend([given], 12, boosts=boosts)
+        found = service.recommend(history=given, k=12, boosts=asked)
+        assert items_of(found) == expected.items[0]
+        assert scores_of(found) == expected.scores[0].view(np.uint32).tolist()
+        assert found["by_popularity"] == (not given)
+    batch = {"batch": [{"history": history}, {"history": ["n"]}], "k": 3, "boosts": asked}
+    answers = service.post("/recommend", batch).json()["answers"]
+    assert [answer["items"][0]["item"] for answer in answers] == [ranked[-1]] * 2
+    told = service.recommend(history=history, k=12, boosts=asked, explain=True)["explanation"]
+    assert all(run["identical"] for run in told["methods"] if run["unavailable"] is None)
+    for item in told["top"]:
+        assert item["boost"] == boosts.get(item["item"])
+        total = np.float32(item["contributions"][0])
+        for part in [*item["contributions"][1:], item["boost"] or 0.0]:
+            total = total + np.float32(part)
+        assert item["score"] == total
+
+
 def test_exclude_and_allow_restrict_the_answer(service: Service, recommender: Recommender) -> None:
     everything = recommender.recommend([["a"]], 90, exclude_seen=False).items[0]
     for allow in (IN_STOCK, "in-stock"):
@@ -207,6 +231,12 @@ def test_search_answers_sequence_embeddings(index_service: Service, index: Index
     best, allow = int(top.ids[1, 0]), top.ids[1].tolist()
     some = index_service.post("/search", one | {"exclude": [best], "allow": allow}).json()
     assert items_of(some["answers"][0]) == allow[1:]
+    raised = {"batch": embeddings.tolist(), "k": 7, "boosts": [boosted(5, 0.5), boosted(11, 90.0)]}
+    answers = index_service.post("/search", raised).json()["answers"]
+    top = index.search(embeddings, 7, boosts=[([5, 11], [0.5, 90.0])] * 3)
+    assert [items_of(answer) for answer in answers] == top.ids.tolist()
+    assert [scores_of(answer) for answer in answers] == top.scores.view(np.uint32).tolist()
+    assert {items_of(answer)[0] for answer in answers} == {11}
 
 
 def test_a_search_may_be_told_to_stop(index_service: Service) -> None:
@@ -369,6 +399,13 @@ def test_the_page_and_its_files_are_served(service: Service) -> None:
 
 # Bad requests ------------------------------------------------------------------------------------
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def boosted(item: str | int, boost: float) -> Json:
+    return {"item": item, "boost": boost}
+
+
 TOO_MUCH: list[tuple[str, Json, str]] = [
     ("/recommend", {"history": ["a"] * 21}, "history is 21, the service allows 20"),
     ("/recommend", {"batch": [{"history": ["a"] * 21}]}, "history is 21"),
@@ -378,6 +415,7 @@ TOO_MUCH: list[tuple[str, Json, str]] = [
     ("/search", {"batch": [[0.0] * WIDTH] * 4, "k": 40}, "k times batch is 160"),
     ("/recommend", {"history": ["a"], "exclude": ["a"] * 31}, "exclude is 31"),
     ("/recommend", {"history": ["a"], "allow": ["a"] * 31}, "allow is 31"),
+    ("/recommend", {"history": ["a"], "boosts": [{"item": "a", "boost": 1}] * 31}, "boosts is 31"),
     ("/recommend", {"batch": [{"history": []}] * 2, "explain": True}, "one question at a time"),
     ("/search", {"batch": [[0.0] * WIDTH] * 5}, "batch is 5"),
     ("/events", {"events": [{"user": "u", "item": "a"}] * 65}, "events is 65"),
@@ -399,6 +437,22 @@ WRONG: list[tuple[str, Json, str]] = [
     ("/recommend", {"history": ["a"], "allow": ["b", "zz"]}, "allow[1] is 'zz'"),
     ("/recommend", {"history": ["a"], "allow": "sold-out"}, "no item set of the name 'sold-out'"),
     ("/recommend", {"user": ""}, "user"),
+    ("/recommend", {"history": ["a"], "boosts": {"a": 1}}, "boosts"),
+    ("/recommend", {"history": ["a"], "boosts": [{"item": "a"}]}, "boosts.0.boost"),
+    ("/recommend", {"history": ["a"], "boosts": [boosted("zz", 1)]}, "boosts[0] is 'zz'"),
+    ("/recommend", {"history": [], "boosts": [boosted("zz", 1)]}, "boosts[0] is 'zz'"),
+    (
+        "/recommend",
+        {"history": ["a"], "boosts": [boosted("a", 1), boosted("b", 1), boosted("a", 2)]},
+        "boosts[2] is 'a': boosted before",
+    ),
+    ("/recommend", {"history": ["a"], "boosts": [boosted("a", float("nan"))]}, "finite number"),
+    ("/recommend", {"history": ["a"], "boosts": [boosted("a", 1e39)]}, "boosts[0] is inf"),
+    (
+        "/search",
+        {"sequence_embedding": [1.0] * WIDTH, "boosts": [boosted("a", LARGEST)]},
+        "overflow float32",
+    ),
     ("/search", {"sequence_embedding": [1.0]}, f"has 1 numbers, expected {WIDTH}"),
     ("/search", {"sequence_embedding": [float("nan")] * WIDTH}, "finite number"),
     ("/search", {"sequence_embedding": [float("inf")] * WIDTH}, "finite number"),

@@ -192,6 +192,24 @@ def test_what_is_shown_is_what_the_service_says(server: Service, open_page: Open
             [*item["contributions"], item["score"]], abs=0.001
         )
 
+    # A boost is a part of the score: a bar and a column of its own.
+    last = answer["items"][-1]["item"]
+    page.get_by_label("Boosts").fill(f" {last} = 50 ")
+    with page.expect_request("**/recommend") as asked:
+        recommend(page)
+    question = json.loads(asked.value.post_data or "")
+    assert question["boosts"] == [{"item": str(last), "boost": 50}]
+    expect(page.locator("#best svg").first.locator("rect")).to_have_count(9)
+    expect(page.locator("#best svg").nth(1).locator("rect")).to_have_count(8)
+    parts = [number(cell) for cell in table(page, "contributions")[0][1:]]
+    assert parts[-2] == 50
+    assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=0.005)
+    page.get_by_label("Boosts").fill("nothing")
+    page.get_by_role("button", name="Recommend").click()
+    expect(page.locator("#problem")).to_contain_text("Give boosts as id=number")
+    page.get_by_label("Boosts").fill("")
+    recommend(page)
+
     # The heat map.
     rows = page.locator(".heat-strip")
     expect(rows).to_have_count(8)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recprune.data.identifiers import ExternalId
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
+from recprune.search.checks import refuse_infinite
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method, check_can_stop, stopped_at
@@ -44,6 +45,9 @@ from recprune.types import (
     StorageError,
 )
 
+# Internal ids of items and what is added to their scores.
+Boosted: TypeAlias = tuple[Int64Array, Float32Array]
+
 
 class NoEncoderError(RecpruneError):
     """An index was asked to recommend: it has no encoder."""
@@ -59,6 +63,7 @@ class Choice:
     method: str
     deadline: float | None  # by time.monotonic()
     explain: bool
+    boosts: Sequence[tuple[ExternalId, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ class Engine:
         recommender = self._encoding()
         method, allowed = self._method(choice), self._allowed(choice.allow)
         excluded = self.catalogue.coerce(choice.exclude)
+        boosted = self._boosted(choice)
+        boosts = None
+        if boosted is not None:
+            given = self.catalogue.coerce(item for item, _ in choice.boosts)
+            boosts = dict(zip(given, boosted[1].tolist(), strict=True))
         found = []
         for history in histories:
             given = self.catalogue.coerce(history)
@@ -107,6 +117,7 @@ class Engine:
                 exclude_seen=exclude_seen,
                 exclude=excluded,
                 allow=ItemBits(allowed) if allowed is not None else None,
+                boosts=boosts,
                 method=method,
                 deadline=choice.deadline,
                 index=self.index,
@@ -135,8 +146,9 @@ class Engine:
         method, allowed = self._method(choice), self._allowed(choice.allow)
         excluded = self.catalogue.find_all(choice.exclude)
         excluded = excluded[excluded >= 0]
+        boosted = self._boosted(choice)
         return [
-            self._search(embedding, choice, method, excluded, allowed)
+            self._search(embedding, choice, method, excluded, allowed, boosted)
             for embedding in sequence_embeddings
         ]
 
@@ -176,6 +188,7 @@ class Engine:
         method: Method,
         excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
+        boosted: Boosted | None,
     ) -> Found:
         # One after the other: each query of a batch is given what the ones before it left.
         if choice.deadline is not None:
@@ -187,6 +200,7 @@ class Engine:
             method=method,
             exclude=[excluded] if len(excluded) else None,
             allow=allowed,
+            boosts=[boosted] if boosted is not None else None,
         )
         times = {"search": 1000.0 * (time.perf_counter() - begun)}
         explanation = None
@@ -204,7 +218,12 @@ class Engine:
         """Return what happened in a query, with the names of its items, and how long that took."""
         begun = time.perf_counter()
         explained = explain(
-            self._explained(), embedding, self._most(choice.k), exclude=excluded, allow=allowed
+            self._explained(),
+            embedding,
+            self._most(choice.k),
+            exclude=excluded,
+            allow=allowed,
+            boosts=self._boosted(choice),
         )
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 
@@ -232,6 +251,24 @@ class Engine:
             place = int((items < 0).argmax())
             raise InputError(f"allow[{place}] is {allow[place]!r}: not in the catalogue")
         return self.catalogue.bits(items)
+
+    def _boosted(self, choice: Choice) -> Boosted | None:
+        """Return the internal ids of boosted items and their boosts, None where nothing is."""
+        if not choice.boosts:
+            return None
+        given, numbers = zip(*choice.boosts, strict=True)
+        items = self.catalogue.find_all(given)
+        for place, item in enumerate(items.tolist()):
+            if item < 0:
+                raise InputError(f"boosts[{place}] is {given[place]!r}: not in the catalogue")
+        firsts = np.unique(items, return_index=True)[1]
+        if len(firsts) < len(items):
+            place = int(np.setdiff1d(np.arange(len(items)), firsts)[0])
+            raise InputError(f"boosts[{place}] is {given[place]!r}: boosted before")
+        with np.errstate(over="ignore"):
+            values = np.array(numbers).astype(np.float32)
+        refuse_infinite(values, "boosts")
+        return items, values
 
     def _named(self, explanation: Json) -> Json:
         """Say what the caller calls the items of an explanation."""

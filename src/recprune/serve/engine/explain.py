@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
-from recprune.search.question import checked_question, eligible
+from recprune.search.question import boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
 from recprune.shards.sharded_index import ShardedIndex
@@ -32,7 +32,7 @@ Stop = Literal["upper_bound_below_threshold", "lists_used_up"]
 
 @dataclass(frozen=True)
 class ExplainedItem:
-    """One item of the ranking, taken apart: its score is the sum of the contributions."""
+    """One item of the ranking, taken apart: its score is the sum of its parts, in their order."""
 
     item_id: int  # internal
     rank: int  # 1 is the best of all items that may be returned
@@ -41,6 +41,7 @@ class ExplainedItem:
     sub_item_ranks: list[int]  # [splits]: 0 is the best sub-item id of its split
     contributions: list[float]  # [splits]: the scores of its sub-item ids
     bias: float | None  # added after the last split
+    boost: float | None  # added last; null where this query adds none to it
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class _Query:
     k: int
     exclude: Any
     allow: Any
+    boosts: Any
+    boosted: dict[int, float]  # what is added to the scores of items
     codes: NDArray[Any]
     table: Float32Array  # S, [splits, sub-items]
     order: Int64Array  # [splits, sub-items]: sub-item ids, the best first
@@ -130,7 +133,12 @@ class _Query:
     def search(self, method: Method) -> tuple[TopK, Int64Array]:
         """Return the answer and how many sub-item ids of each split were visited, the best ones."""
         top, visited = self.index.search_visibly(
-            self.sequence_embedding, self.k, method=method, exclude=self.exclude, allow=self.allow
+            self.sequence_embedding,
+            self.k,
+            method=method,
+            exclude=self.exclude,
+            allow=self.allow,
+            boosts=self.boosts,
         )
         return top, visited.sum(axis=1)
 
@@ -142,12 +150,13 @@ def explain(
     *,
     exclude: Any = None,
     allow: Any = None,
+    boosts: Any = None,
 ) -> Explanation:
     """Answer one query (float32 [d]) by every method and say how; arguments as of `search`.
 
     Scores the whole catalogue and searches many times over: for looking inside, not for serving.
     """
-    query = _query(index, sequence_embedding, k, exclude, allow)
+    query = _query(index, sequence_embedding, k, exclude, allow, boosts)
     right = _top(query)
     ranked = len(query.items)
     places = np.argsort(query.order, axis=1)  # the rank of every sub-item id
@@ -155,15 +164,15 @@ def explain(
     def explained(item: int, rank: int) -> ExplainedItem:
         code = query.codes[item]
         splits = np.arange(index.num_splits)
-        scores = score_items(query.table, code[None, :], _bias_of(query, item))
         return ExplainedItem(
             item_id=item,
             rank=rank,
-            score=float(scores[0]),
+            score=float(query.scores[np.searchsorted(query.items, item)]),
             sub_item_ids=code.tolist(),
             sub_item_ranks=places[splits, code].tolist(),
             contributions=query.table[splits, code].tolist(),
             bias=None if query.bias is None else float(query.bias[item]),
+            boost=query.boosted.get(item),
         )
 
     return Explanation(
@@ -184,7 +193,7 @@ def explain(
 
 
 def _query(
-    index: Index, sequence_embedding: Float32Array, k: int, exclude: Any, allow: Any
+    index: Index, sequence_embedding: Float32Array, k: int, exclude: Any, allow: Any, boosts: Any
 ) -> _Query:
     if np.shape(sequence_embedding) != (index.width,):
         raise InputError(
@@ -192,28 +201,35 @@ def _query(
             f"expected [{index.width}]: one query is explained at a time"
         )
     question = checked_question(
-        index, sequence_embedding, k, exclude=exclude, allow=allow, name="sequence_embedding"
+        index,
+        sequence_embedding,
+        k,
+        exclude=exclude,
+        allow=allow,
+        boosts=boosts,
+        name="sequence_embedding",
     )
     table = index.sub_item_scores(sequence_embedding)
     codes, bias = index.item_codes(), index.item_bias
     items = np.flatnonzero(eligible(question, 0, index.num_items))
+    scores = score_items(table, codes, bias)
+    boosted, values = boosts_of(question, 0)
+    scores[boosted] += values
     return _Query(
         index=index,
         sequence_embedding=sequence_embedding,
         k=k,
         exclude=exclude,
         allow=allow,
+        boosts=boosts,
+        boosted=dict(zip(boosted.tolist(), values.tolist(), strict=True)),
         codes=codes,
         table=table,
         order=np.argsort(-table, axis=1, kind="stable"),  # ties fall to the lower id, as always
         bias=bias,
         items=items,
-        scores=score_items(table, codes, bias)[items],
+        scores=scores[items],
     )
-
-
-def _bias_of(query: _Query, item: int) -> Float32Array | None:
-    return None if query.bias is None else query.bias[item : item + 1]
 
 
 def _top(query: _Query) -> tuple[Int64Array, Float32Array]:
@@ -292,12 +308,21 @@ def _identical(found: TopK, right: tuple[Int64Array, Float32Array]) -> bool:
 
 
 def _upper_bound(query: _Query, visited: Int64Array) -> float | None:
-    """Return σ, the best possible score of an item without a visited sub-item id."""
+    """Return σ, the best possible score of an item without a visited sub-item id or a boost."""
     if (visited == query.index.num_sub_items).any():
         return None
     ahead = query.sorted_table[np.arange(len(visited)), visited]
     bound = score_items(ahead[:, None], np.zeros((1, len(ahead)), np.uint8), None)[0]
     return float(bound if query.bias is None else bound + query.bias.max(initial=-np.inf))
+
+
+def _begin(query: _Query) -> TracePoint:
+    """Return where a search stands before the first step: boosted items are scored by then."""
+    scored = query.scores[np.isin(query.items, list(query.boosted))]
+    threshold = float(np.sort(scored)[-query.k]) if 0 < query.k <= len(scored) else None
+    visited = np.zeros(query.index.num_splits, np.int64)
+    bound = _upper_bound(query, visited)
+    return TracePoint(0, threshold, bound, len(scored), visited.tolist())
 
 
 def _trace(query: _Query) -> Trace:
@@ -307,8 +332,7 @@ def _trace(query: _Query) -> Trace:
     traced: RecJPQPrune | Scan = RecJPQPrune(sub_items_per_step=1) if pruning else Scan()
     whole, visited = query.search(traced)
     steps, scored = int(whole.stats.steps[0]), int(whole.stats.items_scored[0])
-    begin = np.zeros_like(visited)
-    points = [TracePoint(0, None, _upper_bound(query, begin), 0, begin.tolist())]
+    points = [_begin(query)]
     # Every point is a search of its own, stopped there.
     affordable = 2 * _TRACED_ITEMS // max(scored, 1)
     num_points = min(max(affordable, _FEWEST_POINTS), _MOST_POINTS, steps)

@@ -151,6 +151,7 @@ def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: L
     _check_limit("exclude", len(asked.exclude), limits.item_ids)
     if isinstance(asked.allow, list):
         _check_limit("allow", len(asked.allow), limits.item_ids)
+    _check_limit("boosts", len(asked.boosts), limits.item_ids)
     _check_limit("k times batch", asked.k * count, limits.batch_items)
     if asked.explain and count > 1:
         raise LimitError("explain: one question at a time can be explained")

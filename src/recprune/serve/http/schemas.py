@@ -24,6 +24,13 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class BoostIn(_Asked):
+    """What is added to the score of an item."""
+
+    item: ItemId
+    boost: FiniteFloat
+
+
 class _ItemsRequest(_Asked):
     """What every question about the best items has in common."""
 
@@ -33,6 +40,11 @@ class _ItemsRequest(_Asked):
     )
     allow: list[ItemId] | Annotated[StrictStr, Field(max_length=_LONGEST_ID)] | None = Field(
         None, description="Return only these items: their ids, or the name of an item set."
+    )
+    boosts: list[BoostIn] = Field(
+        default_factory=list,
+        description="What is added to the scores of some items, each named once; unknown ones are "
+        "refused. The answer is exact with these scores, those of popular items included.",
     )
     method: MethodName = Field("auto", description="How to search. All are exact.")
     timeout_ms: FiniteFloat | None = Field(
@@ -53,6 +65,7 @@ class _ItemsRequest(_Asked):
             self.method,
             None if self.timeout_ms is None else begun + self.timeout_ms / 1000.0,
             self.explain,
+            [(entry.item, entry.boost) for entry in self.boosts],
         )
 
 
@@ -79,6 +92,7 @@ class RecommendRequest(_ItemsRequest):
                 {"history": [17, 4, 23], "k": 10},
                 {"user": "anna", "k": 5, "exclude_seen": False, "timeout_ms": 20},
                 {"batch": [{"history": [17]}, {"user": "anna"}], "allow": [1, 2, 3, 4]},
+                {"history": [17], "boosts": [{"item": 4, "boost": 0.5}]},
             ]
         },
     )
@@ -180,7 +194,7 @@ class Answer(BaseModel):
     unknown: list[int | str] = Field(description="Ids of the history that are unknown.")
     by_popularity: bool = Field(
         description="Nothing in the history was known: these are the most popular items, and "
-        "their scores are numbers of interactions."
+        "their scores are numbers of interactions, boosts added."
     )
     method: str | None = Field(description="The method that ran; null where none had to.")
     exact: bool = Field(description="Whether this is what scoring every item would return.")

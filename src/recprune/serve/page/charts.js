@@ -20,10 +20,22 @@ export function splitColour(split, numSplits) {
 
 // Contributions ---------------------------------------------------------------------------------
 
+// What is added to a score after the last split, and its colour.
+export const ADDED = { bias: "var(--quiet)", boost: "var(--ink)" };
+
+// What an item's score is made of: [words, value, colour], in the order of the additions.
+export function scoreParts(item) {
+  const splits = item.contributions.map((value, split) =>
+    [`split ${split}`, value, splitColour(split, item.contributions.length)]);
+  const added = Object.entries(ADDED).map(([part, colour]) => [part, item[part], colour]);
+  return [...splits, ...added.filter(([, value]) => value !== null)];
+}
+
 // How far bars reach to either side of zero, over all items that are shown together.
 export function contributionRange(items) {
   const total = (item, sign) =>
-    item.contributions.filter((value) => value * sign > 0).reduce((sum, value) => sum + value, 0);
+    scoreParts(item).map(([, value]) => value).filter((value) => value * sign > 0)
+      .reduce((sum, value) => sum + value, 0);
   return {
     low: Math.min(0, ...items.map((item) => total(item, -1))),
     high: Math.max(0, ...items.map((item) => total(item, 1))),
@@ -40,16 +52,16 @@ export function contributionBar(item, range) {
   });
   let right = zero;
   let left = zero;
-  item.contributions.forEach((value, split) => {
+  for (const [words, value, colour] of scoreParts(item)) {
     const length = Math.abs(value) * scale;
     const start = value >= 0 ? right : left - length;
     if (value >= 0) right += length;
     else left -= length;
     const bar = shape("rect", { x: start, y: 2, width: Math.max(length - 2, 0), height: 16 });
-    bar.style.fill = splitColour(split, item.contributions.length);
-    bar.append(shape("title", {}, `split ${split}: ${score(value)}`));
+    bar.style.fill = colour;
+    bar.append(shape("title", {}, `${words}: ${score(value)}`));
     svg.append(bar);
-  });
+  }
   if (range.low < 0)
     svg.append(shape("line", { class: "zero", x1: zero, x2: zero, y1: 0, y2: 20 }));
   return svg;

@@ -1,6 +1,6 @@
 // The explorer: asks one question and shows what happened inside.
 
-import { contributionBar, contributionRange, heatMap, marked, splitColour, traceChart } from "./charts.js";
+import { ADDED, contributionBar, contributionRange, heatMap, marked, splitColour, traceChart } from "./charts.js";
 import { itemPicker } from "./picker.js";
 import { findItems, lookUp, Problem, readiness, recommend, useKey } from "./service.js";
 import { count, duration, element, fillTable, itemName, score, share } from "./words.js";
@@ -42,13 +42,26 @@ function showProblem(problem) {
   }
 }
 
+// Each as id=number: what is added to the score of an item. The number follows the last =.
+function boosts() {
+  const words = at("boosts").value.split(",").map((word) => word.trim()).filter(Boolean);
+  return words.map((word) => {
+    const equals = word.lastIndexOf("=");
+    const [item, number] = [word.slice(0, equals).trim(), word.slice(equals + 1).trim()];
+    if (equals > 0 && item && number && Number.isFinite(Number(number)))
+      return { item, boost: Number(number) };
+    at("boosts").focus();
+    throw new Problem("Which boost?", `Give boosts as id=number, with commas between them, not as ${word}.`);
+  });
+}
+
 async function question() {
   const k = Number(at("k").value);
   if (!Number.isInteger(k) || k < 1 || k > 100) {
     at("k").focus();
     throw new Problem("How many items?", "Give a whole number from 1 to 100.");
   }
-  const rest = { k, exclude_seen: at("exclude-seen").checked };
+  const rest = { k, exclude_seen: at("exclude-seen").checked, boosts: boosts() };
   if (asker() === "user") {
     const user = at("user").value.trim();
     if (user) return { user, ...rest };
@@ -144,11 +157,16 @@ function showBest(answer, explanation) {
     swatch.style.background = splitColour(split, splits.length);
     return element("li", "", swatch, `split ${split}`);
   }));
-  const biased = explanation.top.some((item) => item.bias !== null);
+  const added = Object.keys(ADDED).filter((part) => explanation.top.some((item) => item[part] !== null));
+  at("splits").append(...added.map((part) => {
+    const swatch = element("span", "swatch");
+    swatch.style.background = ADDED[part];
+    return element("li", "", swatch, part);
+  }));
   fillTable(at("contributions"),
-    ["Item", ...splits.map((split) => `split ${split}`), ...(biased ? ["bias"] : []), "score"],
+    ["Item", ...splits.map((split) => `split ${split}`), ...added, "score"],
     explanation.top.map((item, place) => [itemName(answer.items[place]),
-      ...item.contributions.map(score), ...(biased ? [score(item.bias)] : []), score(item.score)]));
+      ...item.contributions.map(score), ...added.map((part) => score(item[part])), score(item.score)]));
 }
 
 function showMethods({ methods, num_items: numItems }) {
