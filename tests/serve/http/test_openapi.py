@@ -64,7 +64,10 @@ def tried(operation: Any, mode: GenerationMode, examples: int) -> None:
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: schemathesis.Case[Any]) -> None:
-        case.call_and_validate(checks=CHECKS)
+        response = case.call()
+        # A history that is not read within a tiny timeout_ms: the one described answer above 499.
+        is_late = response.status_code == 503 and b"histories_unavailable" in response.content
+        case.validate_response(response, checks=CHECKS[1:] if is_late else CHECKS)
 
     ask()
 

@@ -338,6 +338,8 @@ def test_with_the_keyboard_alone(server: Service, open_page: Open) -> None:
     for _ in "yogurt":
         keys.press("Backspace")
     keys.type(f"{NEWSPAPER}, {YOGURT}")
+    keys.press("Tab")
+    assert focused() == "boosts"
     keys.press("Tab")  # to the number of items
     assert focused() == "k"
     keys.press("ArrowDown")
