@@ -14,6 +14,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "engines/pqtopk.hpp"
@@ -46,7 +47,9 @@ class BatchBoosts {
     // Throws std::invalid_argument for an item that is unknown or there twice, and for a value that
     // is not finite.
     void add(std::span<const std::int64_t> items, std::span<const float> values) {
-        row_.clear();
+        std::vector<Boost>& row = scratch().row;
+        row.clear();
+        row.reserve(items.size());
         for (std::size_t at = 0; at < items.size(); ++at) {
             if (items[at] < 0 || items[at] >= num_items_)
                 refuse("holds " + std::to_string(items[at]) + ", expected 0 to " +
@@ -54,14 +57,17 @@ class BatchBoosts {
             if (!std::isfinite(values[at]))
                 refuse("adds " + described(values[at]) + " to item " + std::to_string(items[at]) +
                        ", expected a finite number");
-            row_.push_back({items[at], values[at]});
+            row.push_back({items[at], values[at]});
         }
         sort_row();
-        for (std::size_t at = 0; at < row_.size(); ++at) {
-            if (at > 0 && row_[at].item == row_[at - 1].item)
-                refuse("holds item " + std::to_string(row_[at].item) + " twice");
-            items_.push_back(row_[at].item);
-            values_.push_back(row_[at].value);
+        items_.reserve(items_.size() + row.size());
+        values_.reserve(values_.size() + row.size());
+        for (const Boost& boost : row) {
+            const bool is_first = &boost == row.data();
+            if (!is_first && boost.item == items_.back())
+                refuse("holds item " + std::to_string(boost.item) + " twice");
+            items_.push_back(boost.item);
+            values_.push_back(boost.value);
         }
         offsets_.push_back(static_cast<std::int64_t>(items_.size()));
     }
@@ -86,21 +92,32 @@ class BatchBoosts {
     // std::sort takes, which mispredicts every other comparison.
     static constexpr int kDigitBits = 7;
 
+    // Kept between calls: fresh memory would cost more than sorting.
+    struct Scratch {
+        std::vector<Boost> row;  // of the query that is being added
+        std::vector<Boost> sorted;
+    };
+    static Scratch& scratch() {
+        thread_local Scratch scratch;
+        return scratch;
+    }
+
     // By item: a radix sort from the last digit on.
-    void sort_row() {
+    void sort_row() const {
+        auto& [row, sorted] = scratch();
         constexpr std::int64_t kLastDigit = (1 << kDigitBits) - 1;
         auto earlier = [](const Boost& one, const Boost& other) { return one.item < other.item; };
-        if (std::is_sorted(row_.begin(), row_.end(), earlier)) return;
-        sorted_.resize(row_.size());
+        if (std::is_sorted(row.begin(), row.end(), earlier)) return;
+        sorted.resize(row.size());
         for (int shift = 0; num_items_ >> shift > 0; shift += kDigitBits) {
             std::array<std::size_t, kLastDigit + 2> places{};
             auto digit = [shift](const Boost& boost) {
                 return static_cast<std::size_t>(boost.item >> shift & kLastDigit);
             };
-            for (const Boost& boost : row_) ++places[digit(boost) + 1];
+            for (const Boost& boost : row) ++places[digit(boost) + 1];
             std::partial_sum(places.begin(), places.end(), places.begin());
-            for (const Boost& boost : row_) sorted_[places[digit(boost)]++] = boost;
-            row_.swap(sorted_);
+            for (const Boost& boost : row) sorted[places[digit(boost)]++] = boost;
+            row.swap(sorted);
         }
     }
 
@@ -118,36 +135,49 @@ class BatchBoosts {
     std::vector<std::int64_t> offsets_{0};
     std::vector<std::int64_t> items_;  // one query after the other
     std::vector<float> values_;
-    std::vector<Boost> row_;     // of the query that is being added
-    std::vector<Boost> sorted_;  // room to sort it
 };
+
+// Codes lie all over memory: has those of the boosted items on their way, long before they are
+// read.
+template <class Code>
+void prefetch_boosted(std::span<const Code> codes, std::size_t num_splits, const Boosts& boosts) {
+    for (std::int64_t item : boosts.items)
+        __builtin_prefetch(codes.data() + static_cast<std::size_t>(item) * num_splits);
+}
 
 // Scores the boosted items that the query may return and offers them. Returns how many these are.
 template <class Code>
 std::size_t offer_boosted(std::span<const Code> codes, std::size_t num_splits,
                           std::size_t num_sub_items, const Query& query, const Boosts& boosts,
                           TopK& top) {
-    // Codes lie all over memory: the lines of all are on their way before the first is read.
-    for (std::int64_t item : boosts.items)
-        __builtin_prefetch(&codes[static_cast<std::size_t>(item) * num_splits]);
-    std::size_t scored = 0;
-    for (std::size_t at = 0; at < boosts.items.size(); ++at) {
-        const auto item = static_cast<Item>(boosts.items[at]);
-        if (!query.may_return(item)) continue;
-        const float score = query.with_bias(
-            score_item(query.sub_item_scores, &codes[item * num_splits], num_splits, num_sub_items),
-            item);
-        top.offer(score + boosts.values[at], item);
-        ++scored;
-    }
+    thread_local std::vector<Scored> scratch;
+    std::vector<Scored>& scored = scratch;  // to look it up once
+    scored.clear();
+    auto run = [&](auto splits) {
+        for (std::size_t at = 0; at < boosts.items.size(); ++at) {
+            const auto item = static_cast<Item>(boosts.items[at]);
+            if (!query.may_return(item)) continue;
+            const float score = query.with_bias(
+                score_item(query.sub_item_scores, &codes[item * splits], splits, num_sub_items),
+                item);
+            scored.push_back({score + boosts.values[at], item});
+        }
+    };
+    if (num_splits == kUsualSplits)
+        run(std::integral_constant<std::size_t, kUsualSplits>{});
+    else
+        run(num_splits);
+    // In a loop of their own: whether one enters is hard to predict, and scores would wait for it.
+    for (const Scored& entry : scored) top.offer(entry.score, entry.item);
     top.settle();
-    return scored;
+    return scored.size();
 }
 
 // The excluded items and the boosted ones, ascending; valid until the thread's next call.
 inline std::span<const Item> excluded_or_boosted(std::span<const Item> excluded,
                                                  const Boosts& boosts) {
-    thread_local std::vector<Item> both;
+    thread_local std::vector<Item> scratch;
+    std::vector<Item>& both = scratch;  // to look it up once
     both.clear();
     auto next = excluded.begin();
     for (std::int64_t boosted : boosts.items) {

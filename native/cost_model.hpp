@@ -45,7 +45,7 @@ class CostModel {
         const double first =
             kFirstRoundCells * std::pow(smaller, kFirstRoundPower) * std::sqrt(wanted);
         const double most = (scan() - finding()) / cell();
-        return {first, may_scan ? most : std::numeric_limits<double>::infinity()};
+        return {first, most, may_scan ? most : std::numeric_limits<double>::infinity()};
     }
 
   private:

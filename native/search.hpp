@@ -117,25 +117,20 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
     const CostModel costs(kernels.costs, index.num_items, query.k);
     Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
     ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
+    // Even if there is a threshold: a floor or boosted items may have set one of little use.
     if (costs.lists_come_first() && lists.run(costs.first_lists())) return Method::scan;
-    // A floor or boosted items may have set a threshold, but one of little use.
-    const bool is_set = lists.scanned().empty() && top.full();
-    const double slack =
-        is_set ? deficits.slack(top.threshold(), limits.over_inflation) : lists.slack();
-    if (is_set) deficits.quantise(slack);
+    const bool may_scan = request.method == Method::automatic;
+    const CellSettings settings = costs.cell_settings(may_scan);
     // Where cells do not pay by far, which is usual for large K, that should cost little to find
     // out. After a few lists, the tables are about those that cells would have.
-    const bool may_scan = request.method == Method::automatic;
-    const bool may_be_few =
-        std::isfinite(slack) && may_be_few_cells(deficits, kernels, slack, lists.scanned(),
-                                                 costs.cell_settings(true).most_cells);
-    const bool has_threshold = !lists.scanned().empty() || may_be_few;
-    if (!has_threshold || may_be_few || !may_scan) {
+    const bool may_pay =
+        !may_scan || !std::isfinite(lists.slack()) ||
+        may_be_few_cells(deficits, kernels, lists.slack(), lists.scanned(), settings.most_cells);
+    if (may_pay) {
         lists.settle();
         CellSearch search(*index.cells, index.codes.data(), kernels, query, index.num_sub_items,
                           limits, deficits, top, stats);
-        const CellSettings settings = costs.cell_settings(may_scan);
-        if (search.run(settings, has_threshold, lists.scanned())) return Method::cells;
+        if (search.run(settings, lists.scanned())) return Method::cells;
     }
     lists.run(index.num_sub_items);
     return Method::scan;
@@ -295,15 +290,20 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
     return query;
 }
 
+// Calls with the codes of the index by which a single item's is found.
+template <class Use>
+auto with_codes(const IndexView& index, const Use& use) {
+    if (!index.wide_codes.empty()) return use(index.wide_codes);
+    return use(index.codes.empty() ? index.gathered_codes : index.codes);
+}
+
 // Offers the boosted items, and takes them out of what an engine looks for. Returns how many were
 // scored.
 inline std::size_t settle_boosts(const IndexView& index, const Boosts& boosts, Query& query,
                                  TopK& top) {
-    auto offer = [&](auto codes) {
+    const std::size_t scored = with_codes(index, [&](auto codes) {
         return offer_boosted(codes, index.num_splits, index.num_sub_items, query, boosts, top);
-    };
-    const auto narrow = index.codes.empty() ? index.gathered_codes : index.codes;
-    const std::size_t scored = index.wide_codes.empty() ? offer(narrow) : offer(index.wide_codes);
+    });
     query.exclude = excluded_or_boosted(query.exclude, boosts);
     return scored;
 }
@@ -332,10 +332,11 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
                        std::size_t number, const Answers& answers) {
     const auto begun = std::chrono::steady_clock::now();
     const Limits limits = limits_of(request, begun);
+    const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
+    with_codes(index, [&](auto codes) { prefetch_boosted(codes, index.num_splits, boosts); });
     const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-    const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
     if (!scores_are_safe(index, sub_item_scores, boosts.largest())) throw QueryOverflow(number);
     Query query = query_of(index, batch, number, sub_item_scores, request.k);
     const float floor =

@@ -156,7 +156,8 @@ class CellPipeline {
 
 struct CellSettings {
     double first_round_cells;  // visited for a first threshold
-    double most_cells;         // beyond this, searching by cells does not pay
+    double paying_cells;       // beyond this, a scan is faster
+    double most_cells;         // the same, or infinity where the caller will not scan
 };
 
 // One search. The deficits are a copy: a scan keeps its tables.
@@ -178,15 +179,15 @@ class CellSearch {
         if (kernels.fill_pairs) scratch_.pairs.resize(kPairTableBytes);
     }
 
-    // `has_threshold` says whether there is one that is of use, `scanned` are lists whose items are
-    // done with. Returns false if the caller should scan, with the threshold found so far. A search
-    // that reached a limit returns true, and stats.exact says whether the stop was safe.
-    bool run(const CellSettings& settings, bool has_threshold,
-             std::span<const std::uint16_t> scanned) {
-        const Round first = has_threshold && top_.full() ? Round::completed : first_round(settings);
+    // `scanned` are lists whose items are done with. Returns false if the caller should scan, with
+    // the threshold found so far. A search that reached a limit returns true, and stats.exact says
+    // whether the stop was safe.
+    bool run(const CellSettings& settings, std::span<const std::uint16_t> scanned) {
+        const bool has_threshold = top_.full() && (!scanned.empty() || slack() < proven_);
+        const Round first = has_threshold ? Round::completed : first_round(settings);
         if (first == Round::too_many_cells) return false;
         if (first == Round::stopped) return finish();
-        const double slack = deficits_.slack(top_.threshold(), limits_.over_inflation);
+        const double slack = this->slack();
         if (slack < proven_) return finish();
 
         deficits_.quantise(slack);
@@ -214,22 +215,38 @@ class CellSearch {
     // How much larger the budget of a first round is than that of the one before, which found too
     // few items. Found by trial.
     static constexpr double kBudgetGrowth = 4.0;
+    // How many times as deep as a first round a threshold may lead for it to be of use, whatever
+    // that costs. Found by trial: the K-th best score of all leads up to 1.7 times as deep.
+    static constexpr int kFarBeyond = 2;
 
-    // Finds a threshold, or a better one: visits ever more cells until the top K is full.
+    double slack() const { return deficits_.slack(top_.threshold(), limits_.over_inflation); }
+
+    // Finds a threshold: visits ever more cells until the top K is full. One that a floor or
+    // boosted items have set will do if it makes cells pay; else one round looks for a better one.
     Round first_round(const CellSettings& settings) {
         deficits_.quantise(kFirstGuess * deficits_.range());
         count_cells();
         double budget = settings.first_round_cells;
-        do {
-            const RingDepths ring = choose(kNoLimit, budget);
+        RingDepths ring = choose(kNoLimit, budget);
+        if (top_.full() && threshold_will_do(settings, ring)) return Round::completed;
+        while (true) {
             if (ring.cells < budget || ring.cells > settings.most_cells)
                 return Round::too_many_cells;
             if (!visit(ring, kNoLimit, true)) return Round::stopped;
             proven_ = deficits_.slack_of(ring.covers());
             top_.settle();
+            if (top_.full()) return Round::completed;
             budget *= kBudgetGrowth;
-        } while (!top_.full());
-        return Round::completed;
+            ring = choose(kNoLimit, budget);
+        }
+    }
+
+    // Whether cells pay under the threshold that there is. `first` is what a first round would
+    // visit.
+    bool threshold_will_do(const CellSettings& settings, const RingDepths& first) const {
+        const int limit = deficits_.limit(slack());
+        if (limit > kFarBeyond * first.covers()) return false;  // not worth counting
+        return choose(limit, settings.paying_cells).covers() >= limit;
     }
 
     // Says how exact the answer is. Returns true: the search has ended.

@@ -88,7 +88,7 @@ class Index:
         self.width = int(transposed.shape[0] * transposed.shape[1])  # d
         self._dense: DenseItems | None = None
         self._has_posting_lists = False
-        self._has_gathered_codes = False
+        self._finds_codes = "codes" in arrays or not num_items  # of single items
         self._lock = threading.Lock()  # for what is built on first use
         self._native = _native.SearchIndex(num_items, transposed)
         if "codes" in arrays:
@@ -339,8 +339,8 @@ class Index:
         else:
             if type(question.method) is not Auto:
                 self._require_parts(question.method)
-            if question.boosts is not None:
-                self._require_codes()
+            if question.boosts is not None and not self._finds_codes:
+                self._gather_codes()
             top = self._answer_natively(question, visited)
         return TopK(top.ids[0], top.scores[0], top.stats) if question.single else top
 
@@ -385,14 +385,12 @@ class Index:
                     self._native.set_posting_lists(lists.offsets, items)
                     self._has_posting_lists = True
 
-    def _require_codes(self) -> None:
-        if "codes" in self._arrays or not self.num_items:
-            return
+    def _gather_codes(self) -> None:
         with self._lock:
-            if not self._has_gathered_codes:
+            if not self._finds_codes:
                 # A byte an item and split that only boosts need: lists find no item by its id.
                 self._native.set_gathered_codes(self._native.codes_of_lists())
-                self._has_gathered_codes = True
+                self._finds_codes = True
 
     def _answer_dense(self, question: Question, method: Default) -> TopK:
         if question.are_scores:
