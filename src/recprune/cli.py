@@ -39,6 +39,12 @@ COMMANDS = {
         "train a model on a prepared log",
         "Train a model on a prepared log, with early stopping; needs torch and NumPy alone.",
     ),
+    "tune": (
+        "try settings on a prepared log, judged by its validation users",
+        "Train with different settings on a prepared log, drawn by Optuna, within a number of "
+        "trials or minutes; keep a table, the best settings and the best model. Test users have no "
+        "say. A tuning that was stopped goes on where it was.",
+    ),
     "export": (
         "make a recommender of a trained model",
         "Put a trained model and the catalogue of its prepared log together: one folder that "

@@ -254,6 +254,13 @@ def test_a_model_of_all_of_a_log(
     assert "NDCG" not in shown
     assert f"trained for {best} epochs" in shown
     assert len(Path(out, "epochs.jsonl").read_text().splitlines()) == best
+    # What a file says is a limit, not a number that anybody has judged.
+    file = tmp_path / "settings.json"
+    file.write_text('{"training": {"max_epochs": 9}}')
+    limit = ["--settings", str(file), "--out", str(tmp_path / "by file")]
+    assert "no validation users to say when to stop" in complaint(capsys, *words, *limit)
+    shown = run_shown(*words, *limit, "--epochs-of", shop.model)
+    assert f"trained for {best} epochs" in shown
     other = str(tmp_path / "other")
     run_shown(*words, "--out", other, "--set", f"max_epochs={best}")
     assert (

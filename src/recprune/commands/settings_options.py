@@ -39,25 +39,31 @@ def with_given(settings: Settings, parsed: argparse.Namespace) -> Settings:
 
 def given_names(parsed: argparse.Namespace) -> set[str]:
     """Return which settings a file or single values give."""
-    parts = _parts(parsed).values()
-    return {name for part in parts for name in part} | set(_values(parsed))
+    return {name for part in _parts(parsed).values() for name in part} | set_names(parsed)
 
 
-def read_json_object(path: str, expected: str) -> dict[str, Any]:
-    """Read a JSON object whose values are objects."""
+def set_names(parsed: argparse.Namespace) -> set[str]:
+    """Return which settings single values give."""
+    return set(_values(parsed))
+
+
+def read_json(path: str) -> Any:
+    """Read a JSON file that was given by name."""
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(given, dict) or not all(isinstance(part, dict) for part in given.values()):
-        raise InputError(f"{path}: expected an object with {expected}")
-    return given
 
 
 def _parts(parsed: argparse.Namespace) -> Mapping[str, Mapping[str, Any]]:
-    return read_json_object(parsed.settings, "model and training") if parsed.settings else {}
+    if not parsed.settings:
+        return {}
+    given = read_json(parsed.settings)
+    if not isinstance(given, dict) or not all(isinstance(part, dict) for part in given.values()):
+        raise InputError(f"{parsed.settings}: expected an object with model and training")
+    return given
 
 
 def _values(parsed: argparse.Namespace) -> dict[str, Any]:

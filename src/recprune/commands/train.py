@@ -13,7 +13,7 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from recprune.commands.settings_options import add_settings_arguments, given_names, with_given
+from recprune.commands.settings_options import add_settings_arguments, set_names, with_given
 from recprune.models.settings import Settings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, best_epoch, checkpoint_settings
@@ -198,14 +198,17 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     settings = with_given(settings, parsed)
     if parsed.epochs_of is None:
         return settings
-    if "max_epochs" in given_names(parsed):
+    if "max_epochs" in set_names(parsed):
         raise InputError("--epochs-of says how long to train, and so does max_epochs: take one")
     return settings.with_values({"max_epochs": best_epoch(parsed.epochs_of)})
 
 
 def _refuse_endless(parsed: argparse.Namespace, prepared: Prepared) -> Json:
-    """Refuse to guess a number of epochs where no validation users say when to stop."""
-    given = parsed.epochs_of or parsed.resume or "max_epochs" in given_names(parsed)
+    """Refuse to guess a number of epochs where no validation users say when to stop.
+
+    That of a preset or of a file is at most an upper limit for early stopping.
+    """
+    given = parsed.epochs_of or parsed.resume or "max_epochs" in set_names(parsed)
     if not len(prepared.validation) and not given:
         raise InputError(
             f"{parsed.prepared} has no validation users to say when to stop: take the number of "
