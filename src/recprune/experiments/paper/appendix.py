@@ -42,6 +42,7 @@ from recprune.types import (
 )
 
 _BASELINES = "baselines"
+_BASELINE_LIST = 2  # raised with the list of baselines: records of the one before are made anew
 _USERS = 2048  # test users that are ranked
 _TIMED = 512  # histories that are encoded one by one
 
@@ -81,9 +82,10 @@ class Appendix:
 
     def _baseline_part(self, setup: Setup, log: LogFolder) -> ExperimentPart:
         users = setup.sized(_USERS, 100)
+        checksum = Prepared.load(log.prepared).checksum()[:16]
         return ExperimentPart(
             f"{log.name}-{_BASELINES}",
-            {"users": users, "prepared": Prepared.load(log.prepared).checksum()[:16]},
+            {"users": users, "prepared": checksum, "list": _BASELINE_LIST},
             lambda progress: _measure_baselines(log, users, progress),
             minutes=0.5,
         )
