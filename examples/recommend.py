@@ -91,7 +91,7 @@ def _evaluate(
 ) -> None:
     histories = [prepared.history(prepared.test, at) for at in range(len(prepared.test))]
     with showing_progress("evaluating"):
-        found = recommender.index.search(recommender.encoder.encode(histories), 10)
+        found = recommender.rank(histories, 10)
         ranked = {"gSASRecJPQ": found.ids}
         for baseline in recprune.every_baseline(train):
             ranked[baseline.name] = baseline.recommend(histories, 10, exclude_seen=False)

@@ -19,17 +19,19 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.repeats import RepeatBoosts
 from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
-from recprune.search.question import ItemBits, Searchable, mask_of
+from recprune.search.question import ItemBits, Searchable, add_boosts, mask_of
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
     MAX_SUB_ITEMS,
+    Boosts,
     Float32Array,
     InputError,
     Int32Array,
@@ -68,6 +70,7 @@ class Recommendations:
     milliseconds: dict[str, float]  # spent in each stage
     sequence_embeddings: Float32Array  # [histories that had, d]
     excluded: list[Int64Array]  # internal ids that each answer had to leave out
+    repeats: list[Boosts] | None  # what the model adds to what was there before, if it does
     top: TopK | None  # the answer of the index itself, for the histories that had
 
 
@@ -92,6 +95,7 @@ class Recommender:
         self.popularity = popularity  # training interactions of every item
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
+        self._repeats = _repeat_boosts(settings, weights)
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
@@ -249,7 +253,7 @@ class Recommender:
         histories: Sequence[Sequence[ExternalId]],
         k: int = 10,
         *,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
         exclude: Sequence[ExternalId] = (),
         allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
         boosts: Mapping[ExternalId, float] | None = None,
@@ -261,11 +265,12 @@ class Recommender:
         """Return the best k items for each history of external ids, oldest first.
 
         Items that the catalogue does not have are left out and reported. A history of which nothing
-        is left gets the most popular items. `exclude_seen` leaves out what is in the history,
-        `exclude` further items, whether or not the catalogue has them; `allow` restricts the answer
-        to some items, given by id, as a mask over the catalogue, or as `ItemBits`. `boosts` are
-        added to the scores of some items, for all histories; where the most popular items are the
-        answer, to their numbers of interactions. A search that is not done at `deadline`, by
+        is left gets the most popular items. `exclude_seen` leaves out what is in the history; by
+        default that is so unless the model has learnt what is taken again. `exclude` leaves out
+        further items, whether or not the catalogue has them; `allow` restricts the answer to some
+        items, given by id, as a mask over the catalogue, or as `ItemBits`. `boosts` are added to
+        the scores of some items, for all histories; where the most popular items are the answer, to
+        their numbers of interactions. A search that is not done at `deadline`, by
         `time.monotonic()`, returns the best found so far, and its statistics say whether that is
         exact. `index` is another one of the same items, such as a `ShardedIndex`.
         """
@@ -278,7 +283,7 @@ class Recommender:
         searched = self._same_items(index) if index is not None else self.index
         known, unknown = self._internal(histories)
         excluded = [self._find_known(exclude)] * len(known)
-        if exclude_seen:
+        if exclude_seen or (exclude_seen is None and not self.repeats):
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
         allowed = self._allowed(allow)
         boosted = self._boosted(boosts)
@@ -287,8 +292,11 @@ class Recommender:
         ids = np.full((len(known), k), -1, np.int64)
         scores = np.full((len(known), k), -np.inf, np.float32)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
+        own: list[Boosts] | None = None
         if answered.any():
-            embeddings = self.encoder.encode([items for items in known if len(items)])
+            encoded = [items for items in known if len(items)]
+            embeddings = self.encoder.encode(encoded)
+            own = self.repeat_boosts(embeddings, encoded)
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = searched.search(
@@ -297,7 +305,7 @@ class Recommender:
                 method=chosen if deadline is None else stopped_at(chosen, deadline),
                 exclude=left_out if any(map(len, left_out)) else None,
                 allow=allowed,
-                boosts=[boosted] * len(embeddings) if boosted is not None else None,
+                boosts=_combined(own, boosted, len(embeddings)),
                 threads=threads,
             )
             clock.lap("search")
@@ -320,8 +328,33 @@ class Recommender:
             milliseconds=clock.laps,
             sequence_embeddings=embeddings,
             excluded=excluded,
+            repeats=own,
             top=top,
         )
+
+    def rank(
+        self,
+        histories: Sequence[Int32Array],
+        k: int = 10,
+        *,
+        exclude: Any = None,
+        threads: int = 1,
+    ) -> TopK:
+        """Return the exact top k for histories of internal ids, none of them empty."""
+        embeddings = self.encoder.encode(histories)
+        boosts = self.repeat_boosts(embeddings, histories)
+        return self.index.search(embeddings, k, exclude=exclude, boosts=boosts, threads=threads)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the model has learnt what is taken again, and boosts it."""
+        return self._repeats is not None
+
+    def repeat_boosts(
+        self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
+    ) -> list[Boosts] | None:
+        """Return what is added to the scores of what users had before; None without such a head."""
+        return None if self._repeats is None else self._repeats(sequence_embeddings, histories)
 
     def _same_items(self, index: Searchable) -> Searchable:
         """Return an index, unless it cannot be one of the same items."""
@@ -337,7 +370,7 @@ class Recommender:
         k: int,
         excluded: Int64Array,
         allowed: NDArray[Any] | None,
-        boosted: tuple[Int64Array, Float32Array] | None,
+        boosted: Boosts | None,
     ) -> tuple[Int64Array, NDArray[np.float64]]:
         """Return the best k by numbers of interactions and boosts, and these sums."""
         best = self._most_popular
@@ -386,9 +419,7 @@ class Recommender:
         found = self.item_ids.find_all(given)
         return found[found >= 0]
 
-    def _boosted(
-        self, boosts: Mapping[ExternalId, float] | None
-    ) -> tuple[Int64Array, Float32Array] | None:
+    def _boosted(self, boosts: Mapping[ExternalId, float] | None) -> Boosts | None:
         """Return the internal ids of boosted items and their boosts."""
         if not boosts:
             return None
@@ -500,6 +531,25 @@ def _hold_out(log: Interactions, train_fraction: float, settings: Settings) -> H
         validation_users=settings.training.validation_users,
         seed=settings.training.seed,
     )
+
+
+def _repeat_boosts(settings: Json, weights: dict[str, NDArray[Any]]) -> RepeatBoosts | None:
+    if not settings["model"].get("repeats"):
+        return None
+    try:
+        head = weights["repeats.weight"], weights["repeats.bias"]
+    except KeyError as error:
+        raise StorageError(f"the recommender has no {error.args[0]}") from None
+    return RepeatBoosts(*head, settings["model"]["repeats"])
+
+
+def _combined(
+    own: list[Boosts] | None, given: Boosts | None, count: int
+) -> list[Boosts | None] | None:
+    """Return what the model adds and what the caller adds, for each query."""
+    if own is None:
+        return None if given is None else [given] * count
+    return [add_boosts(boosts, given) for boosts in own]
 
 
 def _export(model: SequenceModel) -> bytes:

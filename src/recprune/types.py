@@ -16,6 +16,8 @@ Int64Array: TypeAlias = NDArray[np.int64]
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 CodeArray: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16]
+# Of one query: item ids, each once, and what is added to their scores.
+Boosts: TypeAlias = tuple[Int64Array, Float32Array]
 
 try:
     VERSION = version("recprune")

@@ -59,13 +59,13 @@ def test_buckets_are_fine_for_small_numbers_and_coarse_for_large_ones() -> None:
 
 def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
     history = np.array([4, 7, 4, 9, 7, 7], np.int32)
-    own = own_items(history, length=10)
+    own = own_items(history, 10)
     assert own.items.tolist() == [4, 9, 7]
     assert own.buckets[:, 0].tolist() == [3, 2, 0]
     counts = own.buckets[:, 1] - RECENCY_BUCKETS
     assert counts.tolist() == [1, 0, 2]  # twice, once, three times
     # Only what came among the last three events; what is counted is the whole history all the same.
-    recent = own_items(history, length=3)
+    recent = own_items(history, 3)
     assert recent.items.tolist() == [9, 7]
     assert (recent.buckets[1, 1] - RECENCY_BUCKETS) == 2
     assert len(own_items(np.empty(0, np.int32), 5).items) == 0
@@ -91,8 +91,8 @@ def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
 
 def test_settings_that_repeats_do_not_go_with() -> None:
     with pytest.raises(InputError, match="reads in one direction, not bert4rec"):
-        Settings().with_values({"repeats": True, "architecture": "bert4rec"})
+        Settings().with_values({"repeats": 9, "architecture": "bert4rec"})
     with pytest.raises(InputError, match="repeats boosts what exclude_seen leaves out"):
-        Settings().with_values({"repeats": True, "exclude_seen": True})
-    with pytest.raises(InputError, match="repeats is 1, expected true or false"):
-        Settings().with_values({"repeats": 1})
+        Settings().with_values({"repeats": 9, "exclude_seen": True})
+    with pytest.raises(InputError, match="repeats is -1, expected 0 or a positive integer"):
+        Settings().with_values({"repeats": -1})

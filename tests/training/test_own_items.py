@@ -16,7 +16,12 @@ from recprune.models.repeats import event_features
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train
-from recprune.training.minibatches import make_minibatch, minibatch_part, padded_minibatch
+from recprune.training.minibatches import (
+    Minibatch,
+    make_minibatch,
+    minibatch_part,
+    padded_minibatch,
+)
 from recprune.training.negatives import Negatives
 from recprune.training.own_items import OwnItems, OwnScores
 from tests.preparation.test_prepared import prepared_of
@@ -50,33 +55,37 @@ def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
     return model
 
 
-def scored(prepared: Prepared, settings: Settings, model: SequenceModel) -> tuple[OwnItems, Any]:
+def scored(prepared: Prepared, settings: Settings, model: SequenceModel) -> tuple[OwnScores, Any]:
     features = event_features(prepared.items, prepared.offsets)
     users = np.arange(prepared.num_users)
     minibatch = make_minibatch(prepared, users, settings, 0, 0, features)
     arrays = [torch.from_numpy(array) for array in minibatch.arrays()]
-    items, places, segments, positions, _, own = arrays
+    items, places, segments, positions, _, events, now = arrays
     assert model.repeats is not None
-    score = OwnScores(model.embedding, model.repeats, model.longest_history, CPU)
+    own_items = OwnItems(
+        model.embedding, model.repeats, model.longest_history, settings.model.repeats, CPU
+    )
     with torch.no_grad():
-        states = model.forward_packed(items, places, segments)
-        return score(states, items, segments, positions, own), minibatch
+        states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
+        return own_items(states, events, now), minibatch
 
 
-def test_own_items_in_training_are_those_that_are_served() -> None:
-    """At the end of every window: its items, each once, with the same boosts."""
+@pytest.mark.parametrize(("length", "looks_back"), [(24, 50), (6, 50), (6, 4), (6, 10)])
+def test_own_items_in_training_are_those_that_are_served(length: int, looks_back: int) -> None:
+    """At the end of every window: the user's items, each once, with the same boosts."""
     prepared = habits()
-    settings = settings_of(repeats=True, length=24)
+    settings = settings_of(repeats=looks_back, length=length)
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
     ends = prepared.train_ends
+    shown = np.minimum(ends - prepared.offsets[:-1] - 1, length)
     for user in range(prepared.num_users):
         history = prepared.items[prepared.offsets[user] : ends[user]][:-1]  # the last is a target
-        embeddings = encode_histories(model, 24, [history])
-        boosts = repeat_boosts(model, embeddings, [history])
+        embeddings = encode_histories(model, length, [history])
+        boosts = repeat_boosts(model, looks_back, embeddings, [history])
         assert boosts is not None
         ((items, values),) = boosts
-        at = int(np.cumsum(ends - prepared.offsets[:-1] - 1)[user]) - 1
+        at = int(np.cumsum(shown)[user]) - 1
         valid = own.valid[at]
         found = dict(
             zip(own.items[at][valid].tolist(), own.boosts[at][valid].tolist(), strict=True)
@@ -90,7 +99,7 @@ def test_own_items_in_training_are_those_that_are_served() -> None:
 
 def test_a_target_that_was_there_before_has_its_boost_and_is_no_negative() -> None:
     prepared = habits()
-    settings = settings_of(repeats=True, length=24, num_negatives=3)
+    settings = settings_of(repeats=50, length=24, num_negatives=3)
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
     negatives = Negatives(model, settings.training, prepared, CPU)
@@ -117,7 +126,7 @@ def test_a_target_that_was_there_before_has_its_boost_and_is_no_negative() -> No
 
 def test_cross_entropy_has_boosts_at_the_items_themselves() -> None:
     prepared = habits()
-    settings = settings_of(repeats=True, length=24, loss="cross_entropy")
+    settings = settings_of(repeats=50, length=24, loss="cross_entropy")
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
     negatives = Negatives(model, settings.training, prepared, CPU)
@@ -138,20 +147,31 @@ def test_cross_entropy_has_boosts_at_the_items_themselves() -> None:
                 assert float(difference[at, item]) == pytest.approx(float(boost), abs=1e-3)
 
 
-def test_parts_and_padding_keep_the_features_beside_their_events() -> None:
+def test_parts_and_padding_score_the_same() -> None:
     prepared = habits()
-    settings = settings_of(repeats=True, length=24)
+    settings = settings_of(repeats=50, length=24)
+    model = model_with_head(prepared, settings)
     features = event_features(prepared.items, prepared.offsets)
     whole = make_minibatch(prepared, np.arange(12), settings, 0, 0, features)
-    assert whole.own is not None
-    parts = [minibatch_part(whole, number, 3)[0].own for number in range(3)]
-    assert np.array_equal(
-        np.concatenate([part for part in parts if part is not None], 1), whole.own
-    )
+    assert model.repeats is not None
+    own_items = OwnItems(model.embedding, model.repeats, 24, 50, CPU)
+    states = torch.randn(len(whole.targets), settings.model.width)
+
+    def scores_of(minibatch: Minibatch, chosen: torch.Tensor) -> torch.Tensor:
+        events, now = (torch.from_numpy(array) for array in minibatch.arrays()[5:])
+        with torch.no_grad():
+            own = own_items(chosen, events, now)
+        return own.scores.masked_fill(~own.valid, 0.0)
+
+    expected = scores_of(whole, states)
+    for number in range(3):
+        part, kept = minibatch_part(whole, number, 3)
+        torch.testing.assert_close(scores_of(part, states[kept]), expected[kept])
     padded = padded_minibatch(whole, 8, 64)
-    assert padded.own is not None
-    assert padded.own.shape[1:] == padded.items.shape
-    assert np.array_equal(padded.own[:, : len(whole.items)], whole.own)
+    more = torch.randn(len(padded.targets) - len(states), settings.model.width)
+    found = scores_of(padded, torch.cat([states, more]))[: len(states)]
+    torch.testing.assert_close(found[:, : expected.shape[1]], expected)
+    assert (found[:, expected.shape[1] :] == 0.0).all()
 
 
 @pytest.mark.parametrize("loss", ["gbce", "softmax", "cross_entropy"])
@@ -161,7 +181,7 @@ def test_a_habit_is_learnt_at_once(tmp_path: Path, loss: str) -> None:
     values = {"loss": loss, "length": 24, "max_epochs": 12, "batch_size": 20, "num_negatives": 8}
     found = {}
     for repeats in (False, True):
-        settings = settings_of(repeats=repeats, **values)
+        settings = settings_of(repeats=50 * repeats, **values)
         out = tmp_path / str(repeats)
         found[repeats] = train(prepared, settings, out, device="cpu").best_ndcg
     assert found[True] > 0.5

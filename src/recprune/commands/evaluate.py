@@ -20,7 +20,7 @@ from recprune.evaluation.baselines.recent_popularity import spans_days
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
-from recprune.models.ranking import encode_histories, top_items
+from recprune.models.ranking import encode_histories, repeat_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.storage import writing_file
@@ -151,12 +151,10 @@ def _rank(
     model, settings = load_model(folder, prepared)
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         embeddings = encode_histories(model, settings.model.length, histories)
-        return top_items(model, embeddings, parsed.k, exclude)
+        boosts = repeat_boosts(model, settings.model.repeats, embeddings, histories)
+        return top_items(model, embeddings, parsed.k, exclude, boosts=boosts)
     recommender = Recommender.from_model(prepared, model, settings)
-    found = recommender.index.search(
-        recommender.encoder.encode(histories), parsed.k, exclude=exclude, threads=parsed.threads
-    )
-    return found.ids
+    return recommender.rank(histories, parsed.k, exclude=exclude, threads=parsed.threads).ids
 
 
 def _names(folders: list[str], taken: set[str]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from recprune.models.architectures import SequenceModel
 from recprune.models.bert4rec import MASK
-from recprune.models.repeats import Boosts, RepeatBoosts
-from recprune.types import Int32Array, Int64Array, needs_extra
+from recprune.models.repeats import RepeatBoosts
+from recprune.types import Boosts, Int32Array, Int64Array, needs_extra
 
 with needs_extra("train"):
     import torch
@@ -135,13 +135,16 @@ def top_items(
 
 
 def repeat_boosts(
-    model: SequenceModel, sequence_embeddings: Tensor, histories: Sequence[Int32Array]
+    model: SequenceModel,
+    looks_back: int,
+    sequence_embeddings: Tensor,
+    histories: Sequence[Int32Array],
 ) -> list[Boosts] | None:
     """Return what the repeat head of a model gives to the items of histories; None without one."""
     if model.repeats is None:
         return None
     weight, bias = (value.detach().cpu().numpy() for value in model.repeats.parameters())
-    boosts = RepeatBoosts(weight, bias, model.longest_history)
+    boosts = RepeatBoosts(weight, bias, looks_back)
     return boosts(sequence_embeddings.cpu().numpy(), histories)
 
 

@@ -11,12 +11,12 @@ the score that it has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import Float32Array, Int32Array, Int64Array
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array
 
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
 _RECENT = 8
@@ -30,9 +30,6 @@ _FORGETS_AFTER = 30.0
 NEVER = np.int64(1 << 31)
 
 
-Boosts: TypeAlias = tuple[Int64Array, Float32Array]  # items of a user, and what each is given
-
-
 class EventFeatures(NamedTuple):
     """What is known of every event of histories that stand one after the other."""
 
@@ -41,7 +38,7 @@ class EventFeatures(NamedTuple):
     frequencies: NDArray[np.uint8]  # bucket of the same, decayed
 
 
-class OwnItems(NamedTuple):
+class HadBefore(NamedTuple):
     """The items of one history, each once."""
 
     items: Int64Array
@@ -64,14 +61,14 @@ def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
     return EventFeatures(until_next, counts, frequencies)
 
 
-def own_items(history: Int32Array, length: int) -> OwnItems:
-    """Return the items of a history that came among its last `length` events, with their buckets.
+def own_items(history: Int32Array, looks_back: int) -> HadBefore:
+    """Return the items that came among the last events of a history, with their buckets.
 
     How often they came is counted over the whole history.
     """
     features = event_features(history, np.array([0, len(history)]))
     last = np.flatnonzero(features.until_next == NEVER)
-    last = last[last >= len(history) - length]
+    last = last[last >= len(history) - looks_back]
     buckets = np.stack(
         [
             recency_bucket(len(history) - 1 - last),
@@ -80,7 +77,7 @@ def own_items(history: Int32Array, length: int) -> OwnItems:
         ],
         axis=1,
     )
-    return OwnItems(history[last].astype(np.int64), buckets)
+    return HadBefore(history[last].astype(np.int64), buckets)
 
 
 def recency_bucket(events_ago: NDArray[Any]) -> Int64Array:
@@ -107,11 +104,11 @@ def frequency_bucket(frequencies: NDArray[Any]) -> NDArray[np.uint8]:
 class RepeatBoosts:
     """The head as it is served: NumPy alone."""
 
-    def __init__(self, weight: Float32Array, bias: Float32Array, length: int) -> None:
-        """Take the linear map, [buckets, d] and [buckets], and the longest history it looks at."""
+    def __init__(self, weight: Float32Array, bias: Float32Array, looks_back: int) -> None:
+        """Take the linear map, [buckets, d] and [buckets], and how many events it looks back."""
         self._weight = weight
         self._bias = bias
-        self._length = length
+        self._looks_back = looks_back
 
     def __call__(
         self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
@@ -120,7 +117,7 @@ class RepeatBoosts:
         values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
         boosts = []
         for row, history in zip(values, histories, strict=True):
-            own = own_items(history, self._length)
+            own = own_items(history, self._looks_back)
             boosts.append((own.items, row[own.buckets].sum(1, dtype=np.float32)))
         return boosts
 

@@ -46,7 +46,7 @@ class ModelSettings:
     codes: Codes = _described("svd", "of recjpq: as prepared, drawn anew, or learnt in training")
     num_splits: int = _described(8, "M of learnt codes; others are as prepared", _COUNT)
     num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
-    repeats: bool = _described(False, "a head that boosts what the user had before")
+    repeats: int = _described(0, "events that a repeat head looks back; 0: none", "0 or more")
 
     def __post_init__(self) -> None:
         _check_choice(self, "architecture", Architecture)
@@ -56,8 +56,7 @@ class ModelSettings:
             _check_count(self, name)
         if not 2 <= self.num_sub_items <= _MAX_LEARNT:
             raise InputError(f"num_sub_items is {self.num_sub_items}, expected 2 to {_MAX_LEARNT}")
-        if not isinstance(self.repeats, bool):
-            raise InputError(f"repeats is {self.repeats!r}, expected true or false")
+        _check_count(self, "repeats", least=0)
         if self.repeats and self.architecture == "bert4rec":
             raise InputError("repeats needs an encoder that reads in one direction, not bert4rec")
         if self.learns_codes and self.width % self.num_splits:

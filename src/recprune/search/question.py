@@ -24,7 +24,7 @@ from recprune.search.checks import (
 )
 from recprune.search.methods import Method, find_method
 from recprune.search.top_k import TopK
-from recprune.types import Float32Array, InputError, Int64Array
+from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
 QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub_item_scores"]
 
@@ -142,13 +142,24 @@ def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool
     return mask
 
 
-def boosts_of(question: Question, number: int) -> tuple[Int64Array, Float32Array]:
+def boosts_of(question: Question, number: int) -> Boosts:
     """Return the boosts of one of the queries: items, ascending, and values."""
     boosts = question.boosts
     if boosts is None:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     part = slice(*boosts.offsets[number : number + 2].tolist())
     return boosts.items[part], boosts.values[part]
+
+
+def add_boosts(first: Boosts | None, second: Boosts | None) -> Boosts | None:
+    """Return the boosts of one query that come from two places; where both have one, their sum."""
+    if first is None or second is None:
+        return second if first is None else first
+    items, places = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
+    values = np.zeros(len(items), np.float32)
+    values[places[: len(first[0])]] = first[1]
+    values[places[len(first[0]) :]] += second[1]
+    return items, values
 
 
 def largest_boosts(question: Question) -> Float32Array | None:

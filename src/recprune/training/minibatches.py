@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
@@ -17,6 +19,21 @@ from recprune.types import InputError, Int64Array
 
 # One window in four has only its last item masked: that is what predicting the next looks like.
 _ONLY_LAST = 0.25
+# Own events are padded to a multiple of this on a GPU.
+_OWN_COLUMNS = 128
+
+
+class OwnEvents(NamedTuple):
+    """What the users of a minibatch had before, one to a row and farther back than encoders look.
+
+    Events have four numbers: item, events until it comes again, and two buckets. Padding comes
+    again at once, so that it never counts.
+    """
+
+    events: Int64Array  # [4, users, longest]
+    # [3, predictions]: the user, the column of the newest event by then, and which of the user's
+    # predictions it is.
+    now: Int64Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +48,12 @@ class Minibatch:
     segments: Int64Array  # which history of the row; −1 is padding
     positions: Int64Array  # into the flattened items
     targets: Int64Array  # the items to be predicted there; −1 is padding
-    own: Int64Array | None = None  # [3, rows, longest]: features of events, for a repeat head
+    own: OwnEvents | None = None  # for a repeat head
 
     def arrays(self) -> tuple[Int64Array, ...]:
         """Return what a step is given, in its order."""
         arrays = (self.items, self.places, self.segments, self.positions, self.targets)
-        return arrays if self.own is None else (*arrays, self.own)
+        return arrays if self.own is None else (*arrays, *self.own)
 
 
 def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Array:
@@ -75,11 +92,12 @@ def make_minibatch(
         is_input = np.ones(len(windows), np.bool_)
         is_input[last] = False
         inputs, targets = windows[is_input], windows[np.flatnonzero(is_input) + 1]
-        own = None
-        if features is not None:
-            own = np.stack([array[events[is_input]].astype(np.int64) for array in features])
-        predicted = np.arange(len(inputs))
-        return _pack(inputs, lengths - 1, settings.model.length, predicted, targets, own)
+        packed = _pack(inputs, lengths - 1, settings.model.length, np.arange(len(inputs)), targets)
+        if features is None:
+            return packed
+        first = np.maximum(starts, ends - lengths - settings.model.repeats)
+        own = _own_events(prepared, features, first, ends - 1, lengths - 1)
+        return replace(packed, own=own)
     masked = rng.random(len(windows)) < settings.training.mask_share
     only_last = rng.random(len(users)) < _ONLY_LAST
     only_last |= np.add.reduceat(masked, last - lengths + 1) == 0
@@ -101,8 +119,15 @@ def padded_minibatch(minibatch: Minibatch, rows: int, predictions: int) -> Minib
         np.pad(minibatch.segments, below, constant_values=-1),
         np.pad(minibatch.positions, after),
         np.pad(minibatch.targets, after, constant_values=-1),
-        None if minibatch.own is None else np.pad(minibatch.own, ((0, 0), *below)),
+        None if minibatch.own is None else _padded_own(minibatch.own, more, minibatch),
     )
+
+
+def _padded_own(own: OwnEvents, more: int, minibatch: Minibatch) -> OwnEvents:
+    columns = -own.events.shape[2] % _OWN_COLUMNS
+    now = np.pad(own.now, ((0, 0), (0, more)))
+    now[2, len(minibatch.targets) :] = minibatch.items.shape[1]  # behind all predictions of a user
+    return OwnEvents(np.pad(own.events, ((0, 0), (0, 0), (0, columns))), now)
 
 
 def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibatch, Int64Array]:
@@ -121,8 +146,30 @@ def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibat
         minibatch.segments[first:last],
         minibatch.positions[kept] - first * width,
         minibatch.targets[kept],
-        None if minibatch.own is None else minibatch.own[:, first:last],
+        None if minibatch.own is None else minibatch.own._replace(now=minibatch.own.now[:, kept]),
     ), kept
+
+
+def _own_events(
+    prepared: Prepared,
+    features: EventFeatures,
+    first: Int64Array,
+    end: Int64Array,
+    predictions: Int64Array,
+) -> OwnEvents:
+    """Return the events first … end − 1 of each user, after the last of which is predicted."""
+    counts = end - first
+    shape = (len(counts), int(counts.max()))
+    flat = _ranges(np.arange(len(counts)) * shape[1], counts)
+    chosen = _ranges(first, counts)
+    events = np.zeros((4, *shape), np.int64)
+    numbers: list[NDArray[Any]] = [prepared.items, *features]
+    for place, array in enumerate(numbers):
+        events[place].flat[flat] = array[chosen]
+    users = np.repeat(np.arange(len(counts)), predictions)
+    columns = _ranges(counts - predictions, predictions)
+    places = _ranges(np.zeros_like(predictions), predictions)
+    return OwnEvents(events, np.stack([users, columns, places]))
 
 
 def _pack(
@@ -131,7 +178,6 @@ def _pack(
     width: int,
     predicted: Int64Array,
     targets: Int64Array,
-    own: Int64Array | None = None,
 ) -> Minibatch:
     """Lay histories, given one after the other, out in rows of at most `width` items."""
     rows, starts = _fit(lengths.tolist(), width)
@@ -142,11 +188,7 @@ def _pack(
     packed.flat[flat] = items
     places.flat[flat] = _ranges(width - lengths, lengths)
     segments.flat[flat] = np.repeat(np.arange(len(lengths)), lengths)
-    packed_own = None
-    if own is not None:
-        packed_own = np.zeros((len(own), *shape), np.int64)
-        packed_own.reshape(len(own), -1)[:, flat] = own
-    return Minibatch(packed, places, segments, flat[predicted], targets, packed_own)
+    return Minibatch(packed, places, segments, flat[predicted], targets)
 
 
 def _fit(lengths: list[int], width: int) -> tuple[Int64Array, Int64Array]:

@@ -11,7 +11,7 @@ import math
 from recprune.models.architectures import SequenceModel
 from recprune.models.settings import TrainingSettings
 from recprune.preparation.prepared import Prepared
-from recprune.training.own_items import OwnItems
+from recprune.training.own_items import OwnScores
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -68,7 +68,7 @@ class Negatives:
         return torch.cat([drawn, in_batch])
 
     def scores(
-        self, states: Tensor, wanted: Tensor, negatives: Tensor, own: OwnItems | None = None
+        self, states: Tensor, wanted: Tensor, negatives: Tensor, own: OwnScores | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the scores of targets, [positions], and of negatives, [positions, c].
 
@@ -94,7 +94,7 @@ class Negatives:
         return (positive, scores) if own is None else self._with_own(positive, scores, wanted, own)
 
     def _with_own(
-        self, positive: Tensor, scores: Tensor, wanted: Tensor, own: OwnItems
+        self, positive: Tensor, scores: Tensor, wanted: Tensor, own: OwnScores
     ) -> tuple[Tensor, Tensor]:
         """Put the boost on targets that the user had before, and own items to the negatives."""
         is_target = own.valid & (own.items == wanted.unsqueeze(1))

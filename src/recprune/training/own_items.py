@@ -21,43 +21,50 @@ with needs_extra("train"):
     from torch import Tensor, nn
 
 
-class OwnItems(NamedTuple):
-    """What stands before every position, [positions, longest]."""
+class OwnScores(NamedTuple):
+    """The events before every position, [positions, longest]."""
 
     items: Tensor
     scores: Tensor  # boosts included
     boosts: Tensor
-    valid: Tensor  # whether it is of the same history, not later, and the item's last event so far
+    valid: Tensor  # whether it is not later, near enough, and the item's last event so far
 
 
-class OwnScores:
-    """Scores the events before every position of a minibatch."""
+class OwnItems:
+    """Scores what users had before, at every position of a minibatch."""
 
     def __init__(
-        self, embedding: ItemEmbedding, head: nn.Linear, longest: int, device: torch.device
+        self,
+        embedding: ItemEmbedding,
+        head: nn.Linear,
+        length: int,
+        looks_back: int,
+        device: torch.device,
     ) -> None:
+        """Take the most positions that a user has, and how many events count before each."""
         self._embedding = embedding
         self._head = head
-        buckets = recency_bucket(np.arange(longest))
-        self._recency = torch.from_numpy(buckets).to(device)
+        self._length = length
+        self._looks_back = looks_back
+        self._recency = torch.from_numpy(recency_bucket(np.arange(looks_back))).to(device)
 
-    def __call__(
-        self, states: Tensor, items: Tensor, segments: Tensor, positions: Tensor, features: Tensor
-    ) -> OwnItems:
-        """Return the own items of positions; states are those of all events, [rows, longest, d]."""
-        longest = items.shape[1]
-        rows, now = positions // longest, positions % longest
+    def __call__(self, states: Tensor, events: Tensor, now: Tensor) -> OwnScores:
+        """Return the own items of positions, from their states, [positions, d], and own events."""
+        users, columns, places = now
+        items, until_next, counts, frequencies = events  # [users, longest] each
+        ago = columns.unsqueeze(1) - torch.arange(items.shape[1], device=items.device)
+        valid = (ago >= 0) & (ago < self._looks_back) & (until_next[users] > ago)
         with torch.autocast(states.device.type, enabled=False):
             states = states.float()
-            products = torch.bmm(states, self._embedding.vectors(items).transpose(1, 2))
-            numbers = self._head(states.flatten(0, 1)[positions])  # [positions, buckets]
-        until_next, counts, frequencies = features[:, rows]  # [positions, longest] each
-        ago = now.unsqueeze(1) - torch.arange(longest, device=items.device)
-        same = segments[rows] == segments[rows, now].unsqueeze(1)
+            numbers = self._head(states)  # [positions, buckets]
+            # A matrix product for each user; what is padding stands behind all positions.
+            by_user = states.new_zeros(len(items), self._length + 1, states.shape[1])
+            by_user[users, places] = states
+            vectors = self._embedding.vectors(items)
+            products = torch.bmm(by_user, vectors.transpose(1, 2))[users, places]
         boosts = (
-            numbers.gather(1, self._recency[ago.clamp(min=0)])
-            + numbers.gather(1, RECENCY_BUCKETS + counts)
-            + numbers.gather(1, RECENCY_BUCKETS + COUNT_BUCKETS + frequencies)
+            numbers.gather(1, self._recency[ago.clamp(0, self._looks_back - 1)])
+            + numbers.gather(1, RECENCY_BUCKETS + counts[users])
+            + numbers.gather(1, RECENCY_BUCKETS + COUNT_BUCKETS + frequencies[users])
         )
-        valid = same & (ago >= 0) & (until_next > ago)
-        return OwnItems(items[rows], products[rows, now] + boosts, boosts, valid)
+        return OwnScores(items[users], products + boosts, boosts, valid)

@@ -11,12 +11,12 @@ from recprune.models.architectures import SequenceModel
 from recprune.models.embedding import RecJPQEmbedding
 from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.losses import agreement, concentration, find_loss
-from recprune.models.settings import Settings, TrainingSettings
+from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
 from recprune.training.negatives import Negatives
-from recprune.training.own_items import OwnScores
+from recprune.training.own_items import OwnItems
 from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
 
@@ -49,7 +49,7 @@ class SingleStep:
         self._embedding = model.embedding
         self._parameters = list(model.parameters())
         self._negatives = Negatives(model, settings.training, prepared, device)
-        self._loss_sum = _loss_sum(model, settings.training, self._negatives, device)
+        self._loss_sum = _loss_sum(model, settings, self._negatives, device)
         self._loss = torch.compile(self._mean_loss, dynamic=True) if compiled else self._mean_loss
         self._take = _Replayed(self._update, device) if device.type == "cuda" else self._update
 
@@ -110,7 +110,7 @@ class SharedStep:
         self._asked_to_stop = asked_to_stop
         self._embedding = model.embedding
         self._negatives = Negatives(model, settings.training, prepared, device)
-        loss_sum = _loss_sum(model, settings.training, self._negatives, device)
+        loss_sum = _loss_sum(model, settings, self._negatives, device)
         self._loss_sum = torch.compile(loss_sum, dynamic=True) if compiled else loss_sum
         self._parameters = list(model.parameters())
         sizes = [parameter.numel() for parameter in self._parameters]
@@ -170,15 +170,15 @@ class SharedStep:
 
 
 def _loss_sum(
-    model: SequenceModel,
-    training: TrainingSettings,
-    candidates: Negatives,
-    device: torch.device,
+    model: SequenceModel, settings: Settings, candidates: Negatives, device: torch.device
 ) -> Callable[..., Tensor]:
+    training = settings.training
     loss = find_loss(training, model.embedding.num_items)
-    score_own = None
+    own_items = None
     if model.repeats is not None:
-        score_own = OwnScores(model.embedding, model.repeats, model.longest_history, device)
+        own_items = OwnItems(
+            model.embedding, model.repeats, model.longest_history, settings.model.repeats, device
+        )
 
     def loss_sum(
         negatives: Tensor,
@@ -187,15 +187,12 @@ def _loss_sum(
         segments: Tensor,
         positions: Tensor,
         targets: Tensor,
-        features: Tensor | None = None,
+        *own_events: Tensor,
     ) -> Tensor:
         wanted = targets.clamp(min=0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            all_states = model.forward_packed(items, places, segments)
-            states = all_states.flatten(0, 1)[positions]
-            own = None
-            if score_own is not None and features is not None:
-                own = score_own(all_states, items, segments, positions, features)
+            states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
+            own = own_items(states, *own_events) if own_items is not None else None
             scores = candidates.scores(states, wanted, negatives, own)
         values = loss(*scores)
         if isinstance(model.embedding, LearntEmbedding) and model.embedding.quantises:

@@ -29,7 +29,7 @@ from recprune.experiments.paper import published
 from recprune.experiments.peers.families import one_thread
 from recprune.experiments.report.document import Block, Section, Table, Text
 from recprune.models.inference import Encoder, TorchEncoder
-from recprune.models.ranking import top_items
+from recprune.models.ranking import repeat_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.training.checkpoint import EPOCHS, MODEL, load_model
@@ -128,7 +128,8 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         import torch
 
         embeddings = torch.from_numpy(encoder.encode(histories))
-        ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10)
+        boosts = repeat_boosts(trained, settings.model.repeats, embeddings, histories)
+        ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10, boosts=boosts)
         return figures | _quality(ids, targets)
     recommender = Recommender.from_model(prepared, trained, settings)
     if settings.model.embedding == "recjpq":
@@ -142,8 +143,15 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         by_onnx = served.encoder.encode(histories)
     by_torch = recommender.encoder.encode(histories)
     threads = os.cpu_count() or 1
-    ids = recommender.index.search(by_torch, 10, threads=threads).ids
-    served_ids = recommender.index.search(by_onnx, 10, threads=threads).ids
+    ids, served_ids = (
+        recommender.index.search(
+            embeddings,
+            10,
+            boosts=recommender.repeat_boosts(embeddings, histories),
+            threads=threads,
+        ).ids
+        for embeddings in (by_torch, by_onnx)
+    )
     figures["same_top_10"] = float((ids == served_ids).all(1).mean())
     figures["largest_difference"] = float(np.abs(by_torch - by_onnx).max())
     return figures | _quality(ids, targets)
