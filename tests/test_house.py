@@ -99,7 +99,7 @@ def test_tests_mirror_the_tree() -> None:
 def test_every_command_is_listed() -> None:
     helpers = {
         "__init__",
-        "boost_options",
+        "answer_options",
         "codebook_options",
         "console",
         "log_options",

@@ -32,12 +32,13 @@ from recprune import (
 from recprune.data.identifiers import ExternalId
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.ranking import encode_histories
+from recprune.models.repeats import RepeatBoosts
 from recprune.models.settings import Settings
 from recprune.preparation.holdout import Holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.search import reference
-from recprune.search.question import ItemBits
+from recprune.search.question import ItemBits, add_boosts
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, load_model, save_model
 from recprune.training.loop import train
@@ -102,8 +103,13 @@ class Trained:
             codes: Any = np.arange(self.prepared.num_items)[:, None]
         else:
             vectors = weights["embedding.sub_item_embeddings"]
-            codes = self.prepared.codes
-        table = reference.sub_item_scores(self.sequence_embedding(items), vectors)
+            codes = weights["embedding.codes"]
+        embedding = self.sequence_embedding(items)
+        table = reference.sub_item_scores(embedding, vectors)
+        if "repeats.weight" in weights:
+            head = RepeatBoosts(weights["repeats.weight"], weights["repeats.bias"], 12)
+            (own,) = head(embedding[None], [np.array(items, np.int32)])
+            boosts = add_boosts(own, boosts)
         ids, scores = reference.exhaustive(table, codes, k, eligible=eligible, boosts=boosts)
         missing = k - len(ids)
         return (
@@ -117,6 +123,19 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "sasrec": ("strings", 8, 16, {}),
     "bert4rec": ("integers", 2, 6, {"architecture": "bert4rec", "num_heads": 2}),
     "full table": ("strings", 2, 4, {"embedding": "full", "width": 16}),
+    "repeats": (
+        "strings",
+        2,
+        4,
+        {
+            "architecture": "esasrec",
+            "codes": "learnt",
+            "num_splits": 4,
+            "num_sub_items": 16,
+            "full_epochs": 1,
+            "repeats": 12,
+        },
+    ),
 }
 
 
@@ -241,6 +260,10 @@ def test_a_score_is_the_product_of_sequence_embedding_and_item_vector(trained: T
         # As in training's own validation, which pads and batches.
         state = encode_histories(trained.model, LENGTH, [np.array(history, np.int32)] * 3)[1]
     products = vectors.astype(np.float64) @ state.numpy().astype(np.float64)
+    if found.repeats is not None:
+        items, boosts = found.repeats[0]
+        assert sorted(items.tolist()) == sorted(history)
+        products[items] += boosts
     ids = found.ids[0, :num_items]
     assert sorted(ids.tolist()) == [*range(num_items)]
     assert np.allclose(found.scores[0, :num_items], products[ids], atol=1e-4)
@@ -269,15 +292,17 @@ def test_only_the_last_items_of_a_long_history_are_looked_at(trained: Trained) -
     assert len(recent) == LENGTH
     older = [50, 51, 52, 53]
     recommend = trained.recommender.recommend
-    short = recommend([trained.external(recent)], 5, exclude_seen=False)
-    long = recommend([trained.external([*older, *recent])], 5, exclude_seen=False)
+    others = np.ones(trained.prepared.num_items, np.bool_)
+    others[[*older, *recent]] = False  # these a repeat head sees, as far as it looks back
+    short = recommend([trained.external(recent)], 5, allow=others)
+    long = recommend([trained.external([*older, *recent])], 5, allow=others)
     assert np.array_equal(short.ids, long.ids)
     assert np.array_equal(short.scores, long.scores)
     # But what is longer ago was seen as well.
-    unseen = recommend([trained.external([*older, *recent])], 200)
+    unseen = recommend([trained.external([*older, *recent])], 200, exclude_seen=True)
     assert not set(unseen.ids[0].tolist()) & {*older, *recent}
     # The order matters to the model: it is the last ones, not the first, that it looks at.
-    other = recommend([trained.external([*recent, *older])], 5, exclude_seen=False)
+    other = recommend([trained.external([*recent, *older])], 5, allow=others)
     assert not np.array_equal(short.scores, other.scores)
 
 
@@ -382,7 +407,8 @@ def test_boosts_are_added_to_the_scores_of_all_histories(trained: Trained) -> No
     )
     for place, history in enumerate(histories):
         eligible = allow.copy()
-        eligible[history] = False
+        if not trained.recommender.repeats:  # which is asked to repeat, unless told otherwise
+            eligible[history] = False
         ids, scores = trained.expected(history, 20, eligible, (items, values))
         assert np.array_equal(found.ids[place], ids)
         # The encoders of one history and of many may round differently in their last bits.
@@ -390,6 +416,21 @@ def test_boosts_are_added_to_the_scores_of_all_histories(trained: Trained) -> No
     nothing = trained.recommender.recommend([trained.external(histories[0])], 20, boosts={})
     plain = trained.recommender.recommend([trained.external(histories[0])], 20)
     assert np.array_equal(nothing.ids, plain.ids)
+
+
+def test_what_was_seen_comes_again_where_a_model_has_learnt_to_repeat(
+    trainings: dict[str, Trained],
+) -> None:
+    trained = trainings["repeats"]
+    history = [5, 17, 5, 40]
+    recommend = trained.recommender.recommend
+    everything = recommend([trained.external(history)], 200)
+    assert {5, 17, 40} <= set(everything.ids[0].tolist())
+    assert_same_answers(everything, recommend([trained.external(history)], 200, exclude_seen=False))
+    without = recommend([trained.external(history)], 200, exclude_seen=True)
+    assert not {5, 17, 40} & set(without.ids[0].tolist())
+    by_rank = trained.recommender.rank([np.array(history, np.int32)], 20)
+    assert np.array_equal(by_rank.ids[0], everything.ids[0, :20])
 
 
 def test_boosts_are_added_to_numbers_of_interactions(sasrec: Trained) -> None:

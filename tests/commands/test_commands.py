@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from recprune.cli import main
-from recprune.commands.boost_options import parse_boosts
+from recprune.commands.answer_options import parse_boosts
 from recprune.evaluation.evaluation import Evaluation
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender

@@ -33,7 +33,7 @@ class BatchSettings:
     """What decides the output, beside the recommender and the histories."""
 
     k: int = 10
-    exclude_seen: bool = True
+    exclude_seen: bool | None = None  # None: unless the model has learnt what is taken again
     user_column: str = "user_id"
     history_column: str = "history"
     rows_per_part: int = 4096

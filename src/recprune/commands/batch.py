@@ -15,6 +15,7 @@ from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
+from recprune.commands.answer_options import add_seen_arguments
 from recprune.commands.console import messages, say
 from recprune.types import InputError, InterruptedWorkError
 
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for the answers, in parts; a run that was stopped goes on there",
     )
     parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
-    parser.add_argument(
-        "--include-seen", action="store_true", help="items of the history may come again"
-    )
+    add_seen_arguments(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
     parser.add_argument(
         "--address",
@@ -65,7 +64,7 @@ def run(parsed: argparse.Namespace) -> None:
         parsed.histories,
         BatchSettings(
             parsed.k,
-            not parsed.include_seen,
+            parsed.exclude_seen,
             parsed.user_column,
             parsed.history_column,
             parsed.rows_per_part,

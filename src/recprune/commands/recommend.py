@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recprune.commands.boost_options import parse_boosts
+from recprune.commands.answer_options import add_seen_arguments, parse_boosts
 from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='a history a line: ids with commas, a JSON list, or {"history": [...]}; - is stdin',
     )
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
-    parser.add_argument(
-        "--include-seen", action="store_true", help="items of the history may come again"
-    )
+    add_seen_arguments(parser)
     parser.add_argument(
         "--boosts",
         type=parse_boosts,
@@ -78,7 +76,7 @@ def _answer(
         return recommender.recommend(
             histories,
             min(parsed.k, len(recommender.item_ids)),  # more would only be padding
-            exclude_seen=not parsed.include_seen,
+            exclude_seen=parsed.exclude_seen,
             boosts=boosts,
             method=parsed.method,
             threads=parsed.threads,

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from recprune.commands.boost_options import parse_boosts
+from recprune.commands.answer_options import parse_boosts
 from recprune.search.index import Index
 from recprune.search.methods import METHODS
 from recprune.storage import read_npy

@@ -16,7 +16,7 @@ from recprune.search import reference
 from recprune.search.index import Layout
 from recprune.search.methods import METHODS
 from recprune.serve.engine.explain import Explanation, TracePoint, _identical, explain
-from recprune.types import Float32Array
+from recprune.types import Boosts, Float32Array
 from tests.search.test_search import some_boosts
 
 # Six items of two splits; with ones as the sequence embedding, these are the sub-item scores.
@@ -79,7 +79,7 @@ def test_excluded_items_are_not_ranked() -> None:
 
 
 def test_a_boost_is_a_part_of_the_score() -> None:
-    told = explain(toy(), ONES, 2, boosts=([5, 2, 4], [6.5, -9.0, 0.5]))
+    told = explain(toy(), ONES, 2, boosts=boosts_of({5: 6.5, 2: -9.0, 4: 0.5}))
     found = [(item.item_id, item.score, item.boost) for item in told.top]
     assert found == [(5, 6.5, 6.5), (0, 5.0, None)]
     assert told.bottom is not None
@@ -90,9 +90,24 @@ def test_a_boost_is_a_part_of_the_score() -> None:
         TracePoint(1, 5, 7, 5, [1, 0]),
     ]
     assert all(run.identical for run in told.methods if run.unavailable is None)
-    at_once = explain(toy(), ONES, 1, boosts=([5], [20.0])).trace
+    at_once = explain(toy(), ONES, 1, boosts=boosts_of({5: 20.0})).trace
     assert at_once.points == [TracePoint(0, 20, 9, 1, [0, 0])]
     assert (at_once.steps, at_once.stop) == (0, "upper_bound_below_threshold")
+
+
+def test_what_a_model_repeats_and_what_a_query_boosts_are_told_apart() -> None:
+    told = explain(
+        toy(), ONES, 2, boosts=boosts_of({5: 6.5, 4: 1.0}), repeats=boosts_of({4: 5.5, 0: 1.0})
+    )
+    found = [(item.item_id, item.score, item.repeat, item.boost) for item in told.top]
+    assert found == [(2, 9.0, None, None), (4, 8.5, 5.5, 1.0)]
+    assert told.middle is not None
+    assert (told.middle.item_id, told.middle.repeat) == (0, 1.0)
+    assert all(run.identical for run in told.methods if run.unavailable is None)
+
+
+def boosts_of(given: dict[int, float]) -> Boosts:
+    return np.array([*given]), np.array([*given.values()], np.float32)
 
 
 def test_nothing_may_be_returned() -> None:

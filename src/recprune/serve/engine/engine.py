@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from recprune.serve.engine.explain import affordable, explain
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import (
+    Boosts,
     Float32Array,
     InputError,
     Int64Array,
@@ -46,7 +47,6 @@ from recprune.types import (
 )
 
 # Internal ids of items and what is added to their scores.
-Boosted: TypeAlias = tuple[Int64Array, Float32Array]
 
 
 class NoEncoderError(RecpruneError):
@@ -96,7 +96,11 @@ class Engine:
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
 
     def recommend(
-        self, histories: Sequence[Sequence[ExternalId]], choice: Choice, *, exclude_seen: bool
+        self,
+        histories: Sequence[Sequence[ExternalId]],
+        choice: Choice,
+        *,
+        exclude_seen: bool | None,
     ) -> list[Found]:
         """Return the best items for histories of external ids, oldest first."""
         recommender = self._encoding()
@@ -138,7 +142,10 @@ class Engine:
         explanation = None
         if choice.explain:
             embedding, excluded = best.sequence_embeddings[0], best.excluded[0]
-            explanation, times["explain"] = self._explain(embedding, choice, excluded, allowed)
+            repeats = best.repeats[0] if best.repeats is not None else None
+            explanation, times["explain"] = self._explain(
+                embedding, choice, excluded, allowed, repeats
+            )
         return _found(best.top, times, explanation)
 
     def search(self, sequence_embeddings: Float32Array, choice: Choice) -> list[Found]:
@@ -188,7 +195,7 @@ class Engine:
         method: Method,
         excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
-        boosted: Boosted | None,
+        boosted: Boosts | None,
     ) -> Found:
         # One after the other: each query of a batch is given what the ones before it left.
         if choice.deadline is not None:
@@ -214,6 +221,7 @@ class Engine:
         choice: Choice,
         excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
+        repeats: Boosts | None = None,
     ) -> tuple[Json, float]:
         """Return what happened in a query, with the names of its items, and how long that took."""
         begun = time.perf_counter()
@@ -224,6 +232,7 @@ class Engine:
             exclude=excluded,
             allow=allowed,
             boosts=self._boosted(choice),
+            repeats=repeats,
         )
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 
@@ -252,7 +261,7 @@ class Engine:
             raise InputError(f"allow[{place}] is {allow[place]!r}: not in the catalogue")
         return self.catalogue.bits(items)
 
-    def _boosted(self, choice: Choice) -> Boosted | None:
+    def _boosted(self, choice: Choice) -> Boosts | None:
         """Return the internal ids of boosted items and their boosts, None where nothing is."""
         if not choice.boosts:
             return None

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
-from recprune.search.question import boosts_of, checked_question, eligible
+from recprune.search.question import add_boosts, boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
 from recprune.shards.sharded_index import ShardedIndex
-from recprune.types import Float32Array, InputError, Int64Array
+from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
 _REPEATS = 5  # of every method; the median is shown, for a single search is at the system's mercy
 _MOST_COLUMNS = 512  # of the heat map: more than a screen shows
@@ -41,7 +41,8 @@ class ExplainedItem:
     sub_item_ranks: list[int]  # [splits]: 0 is the best sub-item id of its split
     contributions: list[float]  # [splits]: the scores of its sub-item ids
     bias: float | None  # added after the last split
-    boost: float | None  # added last; null where this query adds none to it
+    repeat: float | None  # what the model gives to what was there before; null where it gives none
+    boost: float | None  # what the query asks for, likewise; the two are added up, then added last
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class _Query:
     exclude: Any
     allow: Any
     boosts: Any
-    boosted: dict[int, float]  # what is added to the scores of items
+    repeated: dict[int, float]  # what is added to the scores of items by the model
+    boosted: dict[int, float]  # and by the query
     codes: NDArray[Any]
     table: Float32Array  # S, [splits, sub-items]
     order: Int64Array  # [splits, sub-items]: sub-item ids, the best first
@@ -150,13 +152,16 @@ def explain(
     *,
     exclude: Any = None,
     allow: Any = None,
-    boosts: Any = None,
+    boosts: Boosts | None = None,
+    repeats: Boosts | None = None,
 ) -> Explanation:
     """Answer one query (float32 [d]) by every method and say how; arguments as of `search`.
 
+    `repeats` are boosts as well, of a repeat head, and told from the others.
+
     Scores the whole catalogue and searches many times over: for looking inside, not for serving.
     """
-    query = _query(index, sequence_embedding, k, exclude, allow, boosts)
+    query = _query(index, sequence_embedding, k, exclude, allow, boosts, repeats)
     right = _top(query)
     ranked = len(query.items)
     places = np.argsort(query.order, axis=1)  # the rank of every sub-item id
@@ -172,6 +177,7 @@ def explain(
             sub_item_ranks=places[splits, code].tolist(),
             contributions=query.table[splits, code].tolist(),
             bias=None if query.bias is None else float(query.bias[item]),
+            repeat=query.repeated.get(item),
             boost=query.boosted.get(item),
         )
 
@@ -193,36 +199,44 @@ def explain(
 
 
 def _query(
-    index: Index, sequence_embedding: Float32Array, k: int, exclude: Any, allow: Any, boosts: Any
+    index: Index,
+    sequence_embedding: Float32Array,
+    k: int,
+    exclude: Any,
+    allow: Any,
+    boosts: Boosts | None,
+    repeats: Boosts | None,
 ) -> _Query:
     if np.shape(sequence_embedding) != (index.width,):
         raise InputError(
             f"sequence_embedding has shape {list(np.shape(sequence_embedding))}, "
             f"expected [{index.width}]: one query is explained at a time"
         )
+    both = add_boosts(repeats, boosts)
     question = checked_question(
         index,
         sequence_embedding,
         k,
         exclude=exclude,
         allow=allow,
-        boosts=boosts,
+        boosts=both,
         name="sequence_embedding",
     )
     table = index.sub_item_scores(sequence_embedding)
     codes, bias = index.item_codes(), index.item_bias
     items = np.flatnonzero(eligible(question, 0, index.num_items))
     scores = score_items(table, codes, bias)
-    boosted, values = boosts_of(question, 0)
-    scores[boosted] += values
+    changed, values = boosts_of(question, 0)
+    scores[changed] += values
     return _Query(
         index=index,
         sequence_embedding=sequence_embedding,
         k=k,
         exclude=exclude,
         allow=allow,
-        boosts=boosts,
-        boosted=dict(zip(boosted.tolist(), values.tolist(), strict=True)),
+        boosts=both,
+        repeated=_by_item(repeats),
+        boosted=_by_item(boosts),
         codes=codes,
         table=table,
         order=np.argsort(-table, axis=1, kind="stable"),  # ties fall to the lower id, as always
@@ -230,6 +244,13 @@ def _query(
         items=items,
         scores=scores[items],
     )
+
+
+def _by_item(boosts: Boosts | None) -> dict[int, float]:
+    if boosts is None:
+        return {}
+    items, values = boosts
+    return dict(zip(items.tolist(), values.tolist(), strict=True))
 
 
 def _top(query: _Query) -> tuple[Int64Array, Float32Array]:

@@ -266,6 +266,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
                 items=engine.index.num_items,
                 item_sets=sorted(engine.item_sets),
                 has_names=engine.catalogue.has_names,
+                repeats=engine.recommender is not None and engine.recommender.repeats,
             )
         )
 

@@ -100,7 +100,11 @@ class RecommendRequest(_ItemsRequest):
     history: list[ItemId] | None = Field(None, description="Item ids, oldest first.")
     user: UserId | None = Field(None, description="A user whose events were posted to /events.")
     batch: list[Asker] | None = Field(None, min_length=1, description="Several of these at once.")
-    exclude_seen: bool = Field(True, description="Leave out what is in the history.")
+    exclude_seen: bool | None = Field(
+        None,
+        description="Leave out what is in the history. By default so, unless the model has learnt "
+        "what is taken again.",
+    )
 
     @validator(mode="after")
     def _one_of_them(self) -> RecommendRequest:
@@ -258,6 +262,7 @@ class Readiness(BaseModel):
     items: int
     item_sets: list[str]
     has_names: bool
+    repeats: bool  # whether the model has learnt what is taken again
 
 
 class Reloaded(BaseModel):

@@ -317,8 +317,9 @@ for (const choice of document.querySelectorAll("input[name=asker]"))
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
 new ResizeObserver(() => redraw()).observe(at("trace"));
 readiness().then(
-  ({ items, kind }) => {
+  ({ items, kind, repeats }) => {
     at("catalogue").textContent = `${count(items)} items, searched exactly.`;
+    if (repeats) at("exclude-seen").checked = false;  // what it is good at would be left out
     if (kind === "index")
       showProblem(new Problem("An index without an encoder",
         "It answers sequence embeddings at /search, but cannot recommend to a history."));

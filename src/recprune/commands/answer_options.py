@@ -1,4 +1,4 @@
-"""What commands that search have in common: boosts, as ID=NUMBER with commas between them."""
+"""What commands that answer have in common: whether what was seen may come again, and boosts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import argparse
 import math
 
 
+def add_seen_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `exclude_seen`: True, False, or None, which leaves it to the model."""
+    default = "default: leave it out, unless the model has learnt what is taken again"
+    for option, value, meaning in (
+        ("--include-seen", False, "items of the history may come again"),
+        ("--exclude-seen", True, f"they may not; {default}"),
+    ):
+        parser.add_argument(
+            option, dest="exclude_seen", action="store_const", const=value, help=meaning
+        )
+
+
 def parse_boosts(text: str) -> tuple[list[str], list[float]]:
-    """Return the ids and the numbers; a number stands after the last = of its word."""
+    """Return ids and numbers from ID=NUMBER with commas between; the last = of a word counts."""
     items: list[str] = []
     values: list[float] = []
     for word in filter(None, map(str.strip, text.split(","))):
