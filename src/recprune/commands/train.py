@@ -16,7 +16,14 @@ from pathlib import Path
 from recprune.commands.settings_options import add_settings_arguments, set_names, with_given
 from recprune.models.settings import Settings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
-from recprune.training.checkpoint import CHECKPOINT, EPOCHS, MODEL, best_epoch, checkpoint_settings
+from recprune.training.checkpoint import (
+    CHECKPOINT,
+    EPOCHS,
+    MODEL,
+    best_epoch,
+    checkpoint_settings,
+    load_code_report,
+)
 from recprune.training.distributed import (
     ALONE,
     LostWorkerError,
@@ -158,6 +165,13 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     where = Path(parsed.out) / MODEL
     if len(prepared.validation):
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
+    report = load_code_report(parsed.out)
+    if report is not None:
+        _say(
+            f"learnt codes: {report.items_sharing_a_code:,} items share theirs, "
+            f"{report.unused_sub_items:,} sub-items are unused, quantisation lost "
+            f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
+        )
     else:
         _say(f"trained for {state.epoch} epochs; weights in {where}")
     _draw_curve(Path(parsed.out))

@@ -1,4 +1,4 @@
-"""What a model is and how it is trained: validated settings, and the paper's three models."""
+"""What a model is and how it is trained: validated settings, and presets of them."""
 
 from __future__ import annotations
 
@@ -273,6 +273,13 @@ PRESETS = {
     "sasrec": Settings(ModelSettings(), TrainingSettings(loss="bce", num_negatives=1)),
     "gsasrec": Settings(),
     "gbert4rec": Settings(ModelSettings("bert4rec", num_blocks=3, num_heads=4)),
+    # Not the paper's: eSASRec, whose loss is a softmax over shared negatives, corrected.
+    "esasrec": Settings(
+        ModelSettings("esasrec"),
+        TrainingSettings(
+            loss="softmax", negatives="shared", num_negatives=1024, num_in_batch=1024, logq=True
+        ),
+    ),
 }
 
 
