@@ -26,6 +26,7 @@ from recprune.evaluation.evaluation import Evaluation
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.training.checkpoint import MODEL
+from tests.preparation.test_prepared import cycle
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
@@ -389,6 +390,28 @@ def test_evaluate_without_a_model_shows_the_baselines(
     shown = capsys.readouterr().out
     assert all(name in shown for name in BASELINES)
     assert "baseline on" not in shown
+
+
+@pytest.mark.usefixtures("wide")
+def test_evaluate_says_what_a_log_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cycle().save(tmp_path / "no times")
+    assert main(["evaluate", str(tmp_path / "no times")]) == 0
+    shown = capsys.readouterr()
+    assert "No target is in the user's own history" in shown.out
+    assert "popularity of the last days is left out: the training log has no times" in shown.err
+    assert "popularity, last" not in shown.out
+    log = tmp_path / "positions.csv"
+    rows = [f"{user},{7 * user % 5},{place}" for user in range(9) for place in range(8)]
+    log.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    prepared = str(tmp_path / "positions")
+    options = ["--holdout", "leave-one-out", "--time-format", "seconds", *SIZES]
+    run_shown("prepare", str(log), "--out", prepared, *options)
+    assert main(["evaluate", prepared]) == 0
+    shown = capsys.readouterr()
+    assert "All targets are in the user's own history" in shown.out
+    assert "left out: the training log lasts no longer than a day" in shown.err
 
 
 @pytest.mark.usefixtures("wide")

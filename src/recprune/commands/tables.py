@@ -60,6 +60,10 @@ def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> 
     """Print how good runs are where users repeat themselves, and where they do not."""
     repeats, users = evaluations[0].repeats, evaluations[0].num_users
     found = repeats.num_users if repeats is not None else 0
+    if found in (0, users):  # the figures of all users say it already
+        which = "All targets are" if found else "No target is"
+        output.print(f"{which} in the user's own history")
+        return
     share = f"{found:,} of {users:,} targets ({found / users:.1%})"
     print_table(
         f"Repeats apart: {share} are in the user's own history",
