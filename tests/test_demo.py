@@ -41,7 +41,7 @@ def test_recommend(tmp_path: Path) -> None:
         "1 epochs, 39 steps",
         "popularity",
         "personal frequency",
-        "Repeats apart",
+        "own history",
         "NDCG@10",
         "Household",
         "recommended",

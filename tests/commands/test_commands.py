@@ -339,8 +339,9 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
     pairs = zip(histories, prepared.test.items.tolist(), strict=True)
     repeated = np.array([target in history.tolist() for history, target in pairs])
     assert 0 < repeated.sum() < num_users
-    share = f"{repeated.sum()} of {num_users} targets ({repeated.mean():.1%})"
-    assert f"Repeats apart: {share} are in the user's own history" in shown.out
+    share = f"{repeated.sum()} users, {repeated.mean():.1%}"
+    assert f"Where the target repeats the user's own history: {share}" in shown.out
+    assert f"Where it is new to the user: {num_users - repeated.sum()} users" in shown.out
     assert content["repeat_share"] == repeated.mean()
     for group, users in (
         (evaluations["model"].repeats, repeated),
@@ -350,8 +351,8 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
         assert group.num_users == users.sum()
         estimate = group.metrics["NDCG@7"]
         assert estimate.mean == pytest.approx(np.array(gains)[users].mean())
-        shown_figures = rf"{estimate.mean:.4f} \[{estimate.low:.4f}, {estimate.high:.4f}\]"
-        assert re.search(rf"(repeat|new) │ {shown_figures}", shown.out)
+        figures = f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+        assert re.search(rf"│ model +│ {re.escape(figures)}", shown.out)
 
 
 @pytest.mark.usefixtures("wide")

@@ -14,7 +14,7 @@ from recprune.evaluation.evaluation import (
     UserGroup,
     evaluate,
     evaluation_rows,
-    repeat_rows,
+    group_rows,
 )
 from recprune.types import Json
 from tests.conftest import log_of
@@ -106,10 +106,11 @@ def test_a_group_without_users_has_no_figures(train: Interactions) -> None:
     evaluation = evaluate(ranked, train, name="toy", histories=HISTORIES[:2], cutoffs=(2,))
     assert evaluation.repeat_share == 1.0
     assert evaluation.others == UserGroup(0, {})
-    assert repeat_rows([evaluation], ["NDCG@2", "Recall@2"]) == [
-        ("toy", "repeat", "0.5000 [0.0000, 1.0000]", "0.5000 [0.0000, 1.0000]"),
-        ("", "new", "–", "–"),
+    assert group_rows([evaluation], "repeats", ["NDCG@2", "Recall@2"]) == [
+        ("toy", "0.5000 [0.0000, 1.0000]", "0.5000 [0.0000, 1.0000]")
     ]
+    with pytest.raises(InputError, match="toy has no users whose targets are others"):
+        group_rows([evaluation], "others", ["NDCG@2"])
     assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
 
 
@@ -121,7 +122,7 @@ def test_repeats_need_a_history_and_one_target_of_every_user(train: Interactions
     with pytest.raises(InputError, match="row 1 has 2 relevant items: repeats are told apart"):
         evaluate(several, train, name="", histories=HISTORIES[:2], cutoffs=(1,))
     with pytest.raises(InputError, match="toy was evaluated without histories"):
-        repeat_rows([evaluate(ranked, train, name="toy", cutoffs=(1,))], ["NDCG@1"])
+        group_rows([evaluate(ranked, train, name="toy", cutoffs=(1,))], "others", ["NDCG@1"])
 
 
 # In words ----------------------------------------------------------------------------------------

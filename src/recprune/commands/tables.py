@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from recprune.commands.console import output, print_table
 from recprune.data.statistics import Statistics, iso_time
-from recprune.evaluation.evaluation import Evaluation, repeat_rows
+from recprune.evaluation.evaluation import Evaluation, group_rows
 from recprune.preparation.codebook import Codebook
 from recprune.preparation.holdout import Holdout
 
@@ -64,12 +64,12 @@ def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> 
         which = "All targets are" if found else "No target is"
         output.print(f"{which} in the user's own history")
         return
-    share = f"{found:,} of {users:,} targets ({found / users:.1%})"
-    print_table(
-        f"Repeats apart: {share} are in the user's own history",
-        ("", "target", *metrics),
-        repeat_rows(evaluations, metrics),
-    )
+    header = ("", *metrics)
+    share = f"{found:,} users, {found / users:.1%}"
+    rows = group_rows(evaluations, "repeats", metrics)
+    print_table(f"Where the target repeats the user's own history: {share}", header, rows)
+    rows = group_rows(evaluations, "others", metrics)
+    print_table(f"Where it is new to the user: {users - found:,} users", header, rows)
 
 
 def print_codebook(codebook: Codebook) -> None:

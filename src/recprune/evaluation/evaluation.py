@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,17 +218,18 @@ def evaluation_rows(
     ]
 
 
-def repeat_rows(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return two rows per run, of repeats and of the others: name, target, then each metric."""
+def group_rows(
+    evaluations: Sequence[Evaluation], group: Literal["repeats", "others"], metrics: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return one row per run, over a group of its users: its name, then each metric."""
     rows = []
     for evaluation in evaluations:
-        groups = {"repeat": evaluation.repeats, "new": evaluation.others}
-        for target, group in groups.items():
-            if group is None:
-                raise InputError(f"{evaluation.name} was evaluated without histories")
-            name = evaluation.name if target == "repeat" else ""
-            cells = (_interval(group.metrics[m]) if group.num_users else "–" for m in metrics)
-            rows.append((name, target, *cells))
+        users = evaluation.repeats if group == "repeats" else evaluation.others
+        if users is None:
+            raise InputError(f"{evaluation.name} was evaluated without histories")
+        if not users.num_users:
+            raise InputError(f"{evaluation.name} has no users whose targets are {group}")
+        rows.append((evaluation.name, *(_interval(users.metrics[metric]) for metric in metrics)))
     return rows
 
 
