@@ -333,7 +333,8 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
     const auto begun = std::chrono::steady_clock::now();
     const Limits limits = limits_of(request, begun);
     const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
-    with_codes(index, [&](auto codes) { prefetch_boosted(codes, index.num_splits, boosts); });
+    if (batch.boosts)
+        with_codes(index, [&](auto codes) { prefetch_boosted(codes, index.num_splits, boosts); });
     const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
