@@ -242,11 +242,17 @@ class CellSearch {
     }
 
     // Whether cells pay under the threshold that there is. `first` is what a first round would
-    // visit.
-    bool threshold_will_do(const CellSettings& settings, const RingDepths& first) const {
-        const int limit = deficits_.limit(slack());
-        if (limit > kFarBeyond * first.covers()) return false;  // not worth counting
-        return choose(limit, settings.paying_cells).covers() >= limit;
+    // visit. Post: if not, the tables are those of a first round.
+    bool threshold_will_do(const CellSettings& settings, const RingDepths& first) {
+        const double slack = this->slack();
+        if (deficits_.limit(slack) > kFarBeyond * first.covers()) return false;
+        deficits_.quantise(slack);
+        count_cells();
+        const int limit = deficits_.limit(slack);
+        if (choose(limit, settings.paying_cells).covers() >= limit) return true;
+        deficits_.quantise(kFirstGuess * deficits_.range());
+        count_cells();
+        return false;
     }
 
     // Says how exact the answer is. Returns true: the search has ended.
