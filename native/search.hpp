@@ -281,7 +281,7 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
     if (!batch.exclude_offsets.empty()) {
         const auto first = static_cast<std::size_t>(batch.exclude_offsets[number]);
         const auto last = static_cast<std::size_t>(batch.exclude_offsets[number + 1]);
-        query.exclude = batch.exclude_items.subspan(first, last - first);
+        query.excluded = Excluded(batch.exclude_items.subspan(first, last - first));
     }
     if (batch.allow_rows > 0) {
         const std::size_t words = batch.allow.size() / batch.allow_rows;
@@ -304,7 +304,7 @@ inline std::size_t settle_boosts(const IndexView& index, const Boosts& boosts, Q
     const std::size_t scored = with_codes(index, [&](auto codes) {
         return offer_boosted(codes, index.num_splits, index.num_sub_items, query, boosts, top);
     });
-    query.exclude = excluded_or_boosted(query.exclude, boosts);
+    query.excluded = Excluded(excluded_or_boosted(query.excluded.items(), boosts));
     return scored;
 }
 
