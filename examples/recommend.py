@@ -91,7 +91,8 @@ def _evaluate(
 ) -> None:
     histories = [prepared.history(prepared.test, at) for at in range(len(prepared.test))]
     with showing_progress("evaluating"):
-        found = recommender.rank(histories, 10)
+        timelines = [prepared.timeline(prepared.test, at) for at in range(len(prepared.test))]
+        found = recommender.rank(histories, 10, timelines=timelines)
         ranked = {"gSASRecJPQ": found.ids}
         for baseline in recprune.every_baseline(train):
             ranked[baseline.name] = baseline.recommend(histories, 10, exclude_seen=False)

@@ -40,6 +40,7 @@ from recprune.types import (
     Json,
     MissingExtraError,
     StorageError,
+    Timeline,
     frozen,
 )
 
@@ -337,12 +338,13 @@ class Recommender:
         histories: Sequence[Int32Array],
         k: int = 10,
         *,
+        timelines: Sequence[Timeline | None] | None = None,
         exclude: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for histories of internal ids, none of them empty."""
         embeddings = self.encoder.encode(histories)
-        boosts = self.repeat_boosts(embeddings, histories)
+        boosts = self.repeat_boosts(embeddings, histories, timelines)
         return self.index.search(embeddings, k, exclude=exclude, boosts=boosts, threads=threads)
 
     @property
@@ -351,10 +353,15 @@ class Recommender:
         return self._repeats is not None
 
     def repeat_boosts(
-        self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
+        self,
+        sequence_embeddings: Float32Array,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
     ) -> list[Boosts] | None:
         """Return what is added to the scores of what users had before; None without such a head."""
-        return None if self._repeats is None else self._repeats(sequence_embeddings, histories)
+        if self._repeats is None:
+            return None
+        return self._repeats(sequence_embeddings, histories, timelines)
 
     def _same_items(self, index: Searchable) -> Searchable:
         """Return an index, unless it cannot be one of the same items."""

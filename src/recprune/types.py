@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,14 @@ try:
     VERSION = version("recprune")
 except PackageNotFoundError:  # run from its sources
     VERSION = "0"
+
+
+class Timeline(NamedTuple):
+    """When the events of a history were, and when a recommendation is asked for."""
+
+    times: Int64Array  # seconds, one for every event
+    now: int  # seconds
+
 
 MAX_SUB_ITEMS = 65_536  # as many as uint16 can tell apart
 

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from recprune import InputError
 from recprune.models.repeats import (
     COUNT_BUCKETS,
+    FIRST_AGE,
+    FIRST_COUNT,
+    FIRST_FREQUENCY,
     FREQUENCY_BUCKETS,
     NEVER,
     NUM_BUCKETS,
     RECENCY_BUCKETS,
+    UNKNOWN_AGE,
     RepeatBoosts,
     count_bucket,
     event_features,
@@ -24,6 +28,7 @@ from recprune.models.repeats import (
     recency_bucket,
 )
 from recprune.models.settings import Settings
+from recprune.types import Timeline
 
 HISTORIES = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=4)
 
@@ -80,13 +85,26 @@ def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
     boosts = RepeatBoosts(weight, bias, 10)(states, histories)
     assert [items.tolist() for items, _ in boosts] == [[3, 5], [8]]
     numbers = states.astype(np.float64) @ weight.T + bias
-    first = RECENCY_BUCKETS + COUNT_BUCKETS
     # Item 3 came one event ago, twice, and its decayed count is 1 + e^(−1/30) = 1.967.
-    by_hand = numbers[0, 1] + numbers[0, RECENCY_BUCKETS + 1] + numbers[0, first + 1]
-    assert boosts[0][1][0] == pytest.approx(by_hand, abs=1e-5)
-    once = numbers[1, 0] + numbers[1, RECENCY_BUCKETS] + numbers[1, first]
-    assert boosts[1][1][0] == pytest.approx(once, abs=1e-5)
+    known = numbers[0, 1] + numbers[0, FIRST_COUNT + 1] + numbers[0, FIRST_FREQUENCY + 1]
+    unknown_age = numbers[:, FIRST_AGE + UNKNOWN_AGE]
+    assert boosts[0][1][0] == pytest.approx(known + unknown_age[0], abs=1e-5)
+    once = numbers[1, 0] + numbers[1, FIRST_COUNT] + numbers[1, FIRST_FREQUENCY]
+    assert boosts[1][1][0] == pytest.approx(once + unknown_age[1], abs=1e-5)
     assert boosts[0][1].dtype == np.float32
+    # Asked nine seconds after its last event: 8 to below 16.
+    timeline = Timeline(np.array([0, 100, 105]), 109)
+    timed = RepeatBoosts(weight, bias, 10)(states, histories, [timeline, None])
+    assert timed[0][1][0] == pytest.approx(known + numbers[0, FIRST_AGE + 4], abs=1e-5)
+    assert np.array_equal(timed[1][1], boosts[1][1])
+
+
+def test_ages_double_from_bucket_to_bucket() -> None:
+    history = np.arange(7, dtype=np.int32)
+    ago = np.array([10**12, 1 << 31, (1 << 31) - 1, 2, 1, 0, -5])  # the last is of the future
+    own = own_items(history, 10, Timeline(10**9 - ago, 10**9))
+    assert (own.buckets[:, 3] - FIRST_AGE).tolist() == [32, 32, 31, 2, 1, 0, 0]
+    assert own.buckets.max() < NUM_BUCKETS
 
 
 def test_settings_that_repeats_do_not_go_with() -> None:

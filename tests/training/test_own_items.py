@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from recprune.training.minibatches import (
 )
 from recprune.training.negatives import Negatives
 from recprune.training.own_items import OwnItems, OwnScores
+from recprune.types import Timeline
 from tests.preparation.test_prepared import prepared_of
 from tests.training.test_minibatches import settings_of
 
@@ -70,10 +72,17 @@ def scored(prepared: Prepared, settings: Settings, model: SequenceModel) -> tupl
         return own_items(states, events, now), minibatch
 
 
+@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize(("length", "looks_back"), [(24, 50), (6, 50), (6, 4), (6, 10)])
-def test_own_items_in_training_are_those_that_are_served(length: int, looks_back: int) -> None:
+def test_own_items_in_training_are_those_that_are_served(
+    length: int, looks_back: int, timed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the end of every window: the user's items, each once, with the same boosts."""
+    monkeypatch.setattr("recprune.training.minibatches._WITHOUT_TIMES", 0.0)
     prepared = habits()
+    if timed:
+        gaps = np.random.default_rng(5).integers(0, 10**11, len(prepared.items))
+        prepared = replace(prepared, times=np.cumsum(gaps))
     settings = settings_of(repeats=looks_back, length=length)
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
@@ -82,7 +91,11 @@ def test_own_items_in_training_are_those_that_are_served(length: int, looks_back
     for user in range(prepared.num_users):
         history = prepared.items[prepared.offsets[user] : ends[user]][:-1]  # the last is a target
         embeddings = encode_histories(model, length, [history])
-        boosts = repeat_boosts(model, looks_back, embeddings, [history])
+        timeline = None
+        if prepared.times is not None:
+            seconds = prepared.times[prepared.offsets[user] : ends[user]] // 1_000_000
+            timeline = Timeline(seconds[:-1], int(seconds[-1]))
+        boosts = repeat_boosts(model, looks_back, embeddings, [history], [timeline])
         assert boosts is not None
         ((items, values),) = boosts
         at = int(np.cumsum(shown)[user]) - 1
@@ -95,6 +108,18 @@ def test_own_items_in_training_are_those_that_are_served(length: int, looks_back
         for item, value in zip(items.tolist(), values.tolist(), strict=True):
             assert found[item] == pytest.approx(value, abs=1e-4)
     assert minibatch.own is not None
+
+
+def test_times_are_hidden_for_some_users() -> None:
+    prepared = replace(habits(40), times=np.arange(40 * 20) * 10**9)
+    settings = settings_of(repeats=50, length=24)
+    features = event_features(prepared.items, prepared.offsets)
+    own = make_minibatch(prepared, np.arange(40), settings, 0, 0, features).own
+    assert own is not None
+    hidden = own.now[3] < 0
+    for user in range(40):
+        assert len(set(hidden[own.now[0] == user].tolist())) == 1
+    assert 0.05 < hidden.mean() < 0.6
 
 
 def test_a_target_that_was_there_before_has_its_boost_and_is_no_negative() -> None:

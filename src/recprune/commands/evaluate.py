@@ -25,7 +25,7 @@ from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.storage import writing_file
 from recprune.training.checkpoint import load_model
-from recprune.types import MAX_SUB_ITEMS, InputError, Int32Array, Int64Array, random_generator
+from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
 
@@ -75,7 +75,7 @@ def run(parsed: argparse.Namespace) -> None:
         for folder in parsed.models:
             progress(folder)
             begun = time.monotonic()
-            ids = _rank(prepared, folder, histories, parsed)
+            ids = _rank(prepared, folder, chosen, parsed)
             name = names[folder]
             ranked[name] = RankedUsers.of_targets(ids, targets)
             seconds[name] = time.monotonic() - begun
@@ -144,17 +144,25 @@ def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> t
 
 
 def _rank(
-    prepared: Prepared, folder: str, histories: list[Int32Array], parsed: argparse.Namespace
+    prepared: Prepared, folder: str, chosen: Int64Array, parsed: argparse.Namespace
 ) -> Int64Array:
-    """Return the best items of a model for each history: by exact search, where it has an index."""
+    """Return the best items of a model for each target: by exact search, where it has an index.
+
+    A model that knows time is asked at the time of the target.
+    """
+    histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    timelines = [prepared.timeline(prepared.test, int(target)) for target in chosen]
     exclude = histories if parsed.exclude_seen else None
     model, settings = load_model(folder, prepared)
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         embeddings = encode_histories(model, settings.model.length, histories)
-        boosts = repeat_boosts(model, settings.model.repeats, embeddings, histories)
+        looks_back = settings.model.repeats
+        boosts = repeat_boosts(model, looks_back, embeddings, histories, timelines)
         return top_items(model, embeddings, parsed.k, exclude, boosts=boosts)
     recommender = Recommender.from_model(prepared, model, settings)
-    return recommender.rank(histories, parsed.k, exclude=exclude, threads=parsed.threads).ids
+    return recommender.rank(
+        histories, parsed.k, timelines=timelines, exclude=exclude, threads=parsed.threads
+    ).ids
 
 
 def _names(folders: list[str], taken: set[str]) -> dict[str, str]:

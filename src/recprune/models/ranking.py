@@ -9,7 +9,7 @@ import numpy as np
 from recprune.models.architectures import SequenceModel
 from recprune.models.bert4rec import MASK
 from recprune.models.repeats import RepeatBoosts
-from recprune.types import Boosts, Int32Array, Int64Array, needs_extra
+from recprune.types import Boosts, Int32Array, Int64Array, Timeline, needs_extra
 
 with needs_extra("train"):
     import torch
@@ -139,13 +139,14 @@ def repeat_boosts(
     looks_back: int,
     sequence_embeddings: Tensor,
     histories: Sequence[Int32Array],
+    timelines: Sequence[Timeline | None] | None = None,
 ) -> list[Boosts] | None:
     """Return what the repeat head of a model gives to the items of histories; None without one."""
     if model.repeats is None:
         return None
     weight, bias = (value.detach().cpu().numpy() for value in model.repeats.parameters())
     boosts = RepeatBoosts(weight, bias, looks_back)
-    return boosts(sequence_embeddings.cpu().numpy(), histories)
+    return boosts(sequence_embeddings.cpu().numpy(), histories, timelines)
 
 
 class _Boosted:

@@ -1,11 +1,11 @@
 """The repeat head: what a user had before, as an addition to the scores of those items alone.
 
 Much of what people do, they do again, and a vector of fixed width need not learn by heart what. For
-every item of the history, the head knows how many events ago it came last, how often it came, and
-how often lately. Each of the three falls into a bucket, each bucket has a number that the state
-decides (a linear map of φ), and the sum of the three is added to the item's score: a *boost*, which
-the search adds exactly. So the state weighs repeating against exploring, and everything else keeps
-the score that it has.
+every item of the history, the head knows how many events ago it came last, how often it came, how
+often lately, and, where times are known, how long ago that was when the recommendation is asked
+for. Each of the four falls into a bucket, each bucket has a number that the state decides (a linear
+map of φ), and their sum is added to the item's score: a *boost*, which the search adds exactly. So
+the state weighs repeating against exploring, and everything else keeps the score that it has.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import Boosts, Float32Array, Int32Array, Int64Array
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline
 
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
 _RECENT = 8
 RECENCY_BUCKETS = 28  # up to 8 · 2^10 events ago
 COUNT_BUCKETS = 12  # 1, 2, 3, 4, then one for every doubling
 FREQUENCY_BUCKETS = 12  # two for every doubling of the decayed count
-NUM_BUCKETS = RECENCY_BUCKETS + COUNT_BUCKETS + FREQUENCY_BUCKETS
+# Below a second, then one for every doubling up to 2^31 seconds; the last: times are not known.
+AGE_BOUNDS = 2 ** np.arange(32, dtype=np.int64)
+UNKNOWN_AGE = len(AGE_BOUNDS) + 1
+AGE_BUCKETS = UNKNOWN_AGE + 1
+# Where the buckets of each kind begin.
+FIRST_COUNT = RECENCY_BUCKETS
+FIRST_FREQUENCY = FIRST_COUNT + COUNT_BUCKETS
+FIRST_AGE = FIRST_FREQUENCY + FREQUENCY_BUCKETS
+NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
 # In events: how fast a decayed count forgets. Counting with this alone predicts repeats best on the
 # logs that were looked at, and what it is exactly matters little, since recency is there as well.
 _FORGETS_AFTER = 30.0
@@ -42,7 +50,7 @@ class HadBefore(NamedTuple):
     """The items of one history, each once."""
 
     items: Int64Array
-    buckets: Int64Array  # [items, 3]: rows of the head
+    buckets: Int64Array  # [items, 4]: rows of the head
 
 
 def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
@@ -61,7 +69,7 @@ def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
     return EventFeatures(until_next, counts, frequencies)
 
 
-def own_items(history: Int32Array, looks_back: int) -> HadBefore:
+def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = None) -> HadBefore:
     """Return the items that came among the last events of a history, with their buckets.
 
     How often they came is counted over the whole history.
@@ -72,8 +80,9 @@ def own_items(history: Int32Array, looks_back: int) -> HadBefore:
     buckets = np.stack(
         [
             recency_bucket(len(history) - 1 - last),
-            RECENCY_BUCKETS + features.counts[last].astype(np.int64),
-            RECENCY_BUCKETS + COUNT_BUCKETS + features.frequencies[last].astype(np.int64),
+            FIRST_COUNT + features.counts[last].astype(np.int64),
+            FIRST_FREQUENCY + features.frequencies[last].astype(np.int64),
+            FIRST_AGE + _age_buckets(last, timeline),
         ],
         axis=1,
     )
@@ -86,6 +95,12 @@ def recency_bucket(events_ago: NDArray[Any]) -> Int64Array:
     shared = _RECENT + np.floor(2.0 * np.log2(older)).astype(np.int64)
     buckets = np.where(events_ago < _RECENT, events_ago, shared)
     return np.minimum(buckets, RECENCY_BUCKETS - 1).astype(np.int64)
+
+
+def _age_buckets(events: Int64Array, timeline: Timeline | None) -> Int64Array:
+    if timeline is None:
+        return np.full(len(events), UNKNOWN_AGE)
+    return np.searchsorted(AGE_BOUNDS, timeline.now - timeline.times[events], side="right")
 
 
 def count_bucket(counts: NDArray[Any]) -> NDArray[np.uint8]:
@@ -111,13 +126,17 @@ class RepeatBoosts:
         self._looks_back = looks_back
 
     def __call__(
-        self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
+        self,
+        sequence_embeddings: Float32Array,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
     ) -> list[Boosts]:
         """Return the boosts of each user: items, and what is added to their scores."""
         values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
         boosts = []
-        for row, history in zip(values, histories, strict=True):
-            own = own_items(history, self._looks_back)
+        known = timelines if timelines is not None else [None] * len(histories)
+        for row, history, timeline in zip(values, histories, known, strict=True):
+            own = own_items(history, self._looks_back, timeline)
             boosts.append((own.items, row[own.buckets].sum(1, dtype=np.float32)))
         return boosts
 

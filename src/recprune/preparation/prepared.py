@@ -24,6 +24,7 @@ from recprune.types import (
     Int64Array,
     Json,
     StorageError,
+    Timeline,
     frozen,
 )
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 KIND = "prepared log"
 _VERSION = 2  # version 1 had no times
+MICROSECONDS = 1_000_000  # of a second
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,13 @@ class Prepared:
         """Return what is known of the user when this target is to be predicted."""
         return self.items[targets.starts[target] : targets.ends[target]]
 
+    def timeline(self, targets: Targets, target: int) -> Timeline | None:
+        """Return the times of that history, and of the target; None where times are not kept."""
+        if self.times is None:
+            return None
+        start, end = targets.starts[target], targets.ends[target]
+        return Timeline(self.times[start:end] // MICROSECONDS, int(self.times[end] // MICROSECONDS))
+
     def is_temporal(self) -> bool:
         """Whether all test targets lie after all of training; not known where times are not."""
         if self.times is None or not len(self.test):
@@ -102,7 +111,7 @@ class Prepared:
     def checksum(self) -> str:
         """Return a checksum of all but times: a model is of one prepared log and of no other.
 
-        No model learns from times, so those of a log that was prepared without them stay valid.
+        So models of a log that was prepared without them, by an earlier version, stay valid.
         """
         total = hashlib.sha256()
         for name, array in sorted(self._arrays().items()):

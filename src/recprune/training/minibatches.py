@@ -13,12 +13,14 @@ from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
 from recprune.models.repeats import EventFeatures
 from recprune.models.settings import Settings
-from recprune.preparation.prepared import Prepared
+from recprune.preparation.prepared import MICROSECONDS, Prepared
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.types import InputError, Int64Array
 
 # One window in four has only its last item masked: that is what predicting the next looks like.
 _ONLY_LAST = 0.25
+# Of histories, the share of which a repeat head does not see the times: callers may not know them.
+_WITHOUT_TIMES = 0.25
 # Own events are padded to a multiple of this on a GPU.
 _OWN_COLUMNS = 128
 
@@ -26,13 +28,13 @@ _OWN_COLUMNS = 128
 class OwnEvents(NamedTuple):
     """What the users of a minibatch had before, one to a row and farther back than encoders look.
 
-    Events have four numbers: item, events until it comes again, and two buckets. Padding comes
-    again at once, so that it never counts.
+    Events have five numbers: item, events until it comes again, two buckets, and the time. Padding
+    comes again at once, so that it never counts.
     """
 
-    events: Int64Array  # [4, users, longest]
-    # [3, predictions]: the user, the column of the newest event by then, and which of the user's
-    # predictions it is.
+    events: Int64Array  # [5, users, longest]
+    # [4, predictions]: the user, the column of the newest event by then, which of the user's
+    # predictions it is, and the time in seconds at which it is made; −1: not known.
     now: Int64Array
 
 
@@ -97,6 +99,8 @@ def make_minibatch(
             return packed
         first = np.maximum(starts, ends - lengths - settings.model.repeats)
         own = _own_events(prepared, features, first, ends - 1, lengths - 1)
+        without_times = rng.random(len(users)) < _WITHOUT_TIMES
+        own.now[3, without_times[own.now[0]]] = -1
         return replace(packed, own=own)
     masked = rng.random(len(windows)) < settings.training.mask_share
     only_last = rng.random(len(users)) < _ONLY_LAST
@@ -162,14 +166,19 @@ def _own_events(
     shape = (len(counts), int(counts.max()))
     flat = _ranges(np.arange(len(counts)) * shape[1], counts)
     chosen = _ranges(first, counts)
-    events = np.zeros((4, *shape), np.int64)
+    events = np.zeros((5, *shape), np.int64)
     numbers: list[NDArray[Any]] = [prepared.items, *features]
     for place, array in enumerate(numbers):
         events[place].flat[flat] = array[chosen]
     users = np.repeat(np.arange(len(counts)), predictions)
     columns = _ranges(counts - predictions, predictions)
     places = _ranges(np.zeros_like(predictions), predictions)
-    return OwnEvents(events, np.stack([users, columns, places]))
+    asked_at = np.full(len(users), -1)
+    if prepared.times is not None:
+        events[4].flat[flat] = prepared.times[chosen] // MICROSECONDS
+        # That of the target, which is the next event.
+        asked_at = prepared.times[first[users] + columns + 1] // MICROSECONDS
+    return OwnEvents(events, np.stack([users, columns, places, asked_at]))
 
 
 def _pack(

@@ -13,7 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from recprune.models.embedding import ItemEmbedding
-from recprune.models.repeats import COUNT_BUCKETS, RECENCY_BUCKETS, recency_bucket
+from recprune.models.repeats import (
+    AGE_BOUNDS,
+    FIRST_AGE,
+    FIRST_COUNT,
+    FIRST_FREQUENCY,
+    UNKNOWN_AGE,
+    recency_bucket,
+)
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -46,12 +53,13 @@ class OwnItems:
         self._head = head
         self._length = length
         self._looks_back = looks_back
+        self._age_bounds = torch.from_numpy(AGE_BOUNDS).to(device)
         self._recency = torch.from_numpy(recency_bucket(np.arange(looks_back))).to(device)
 
     def __call__(self, states: Tensor, events: Tensor, now: Tensor) -> OwnScores:
         """Return the own items of positions, from their states, [positions, d], and own events."""
-        users, columns, places = now
-        items, until_next, counts, frequencies = events  # [users, longest] each
+        users, columns, places, asked_at = now
+        items, until_next, counts, frequencies, times = events  # [users, longest] each
         ago = columns.unsqueeze(1) - torch.arange(items.shape[1], device=items.device)
         valid = (ago >= 0) & (ago < self._looks_back) & (until_next[users] > ago)
         with torch.autocast(states.device.type, enabled=False):
@@ -64,7 +72,13 @@ class OwnItems:
             products = torch.bmm(by_user, vectors.transpose(1, 2))[users, places]
         boosts = (
             numbers.gather(1, self._recency[ago.clamp(0, self._looks_back - 1)])
-            + numbers.gather(1, RECENCY_BUCKETS + counts[users])
-            + numbers.gather(1, RECENCY_BUCKETS + COUNT_BUCKETS + frequencies[users])
+            + numbers.gather(1, FIRST_COUNT + counts[users])
+            + numbers.gather(1, FIRST_FREQUENCY + frequencies[users])
+            + numbers.gather(1, FIRST_AGE + self._age_buckets(asked_at, times[users]))
         )
         return OwnScores(items[users], products + boosts, boosts, valid)
+
+    def _age_buckets(self, asked_at: Tensor, times: Tensor) -> Tensor:
+        ages = asked_at.unsqueeze(1) - times
+        buckets = torch.bucketize(ages, self._age_bounds, right=True)
+        return torch.where(asked_at.unsqueeze(1) < 0, UNKNOWN_AGE, buckets)

@@ -106,6 +106,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     prepared = Prepared.load(log.prepared)
     chosen = test_users(prepared, users)
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    timelines = [prepared.timeline(prepared.test, int(target)) for target in chosen]
     targets = prepared.test.items[chosen]
     trained, settings = load_model(folder, prepared)
     size = (folder / MODEL).stat().st_size / 1e6
@@ -128,7 +129,8 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         import torch
 
         embeddings = torch.from_numpy(encoder.encode(histories))
-        boosts = repeat_boosts(trained, settings.model.repeats, embeddings, histories)
+        looks_back = settings.model.repeats
+        boosts = repeat_boosts(trained, looks_back, embeddings, histories, timelines)
         ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10, boosts=boosts)
         return figures | _quality(ids, targets)
     recommender = Recommender.from_model(prepared, trained, settings)
@@ -147,7 +149,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         recommender.index.search(
             embeddings,
             10,
-            boosts=recommender.repeat_boosts(embeddings, histories),
+            boosts=recommender.repeat_boosts(embeddings, histories, timelines),
             threads=threads,
         ).ids
         for embeddings in (by_torch, by_onnx)
