@@ -42,7 +42,7 @@ from recprune.search.question import ItemBits, add_boosts
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, load_model, save_model
 from recprune.training.loop import train
-from recprune.types import Float32Array
+from recprune.types import Float32Array, Timeline
 from tests.preparation.test_prepared import prepared_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
@@ -431,6 +431,40 @@ def test_what_was_seen_comes_again_where_a_model_has_learnt_to_repeat(
     assert not {5, 17, 40} & set(without.ids[0].tolist())
     by_rank = trained.recommender.rank([np.array(history, np.int32)], 20)
     assert np.array_equal(by_rank.ids[0], everything.ids[0, :20])
+
+
+def test_a_repeat_head_is_told_how_long_ago_things_were(trainings: dict[str, Trained]) -> None:
+    trained = trainings["repeats"]
+    history, times = [5, 17, 5, 40], [0.0, 50.9, 100.0, 160.2]
+    named = [*trained.external(history[:2]), "unknown", *trained.external(history[2:])]
+    recommend = trained.recommender.recommend
+    found = recommend([named], 90, times=[[*times[:2], 70.0, *times[2:]]], now=1000)
+    timeline = Timeline(np.array([0, 50, 100, 160]), 1000)
+    expected = trained.recommender.rank([np.array(history, np.int32)], 90, timelines=[timeline])
+    assert np.array_equal(found.ids, expected.ids)
+    assert np.array_equal(found.scores, expected.scores)
+    # Without a time it is asked for at the last event, and without times nothing is known of them.
+    at_last = recommend([trained.external(history)], 90, times=[times])
+    assert_same_answers(at_last, recommend([trained.external(history)], 90, times=[times], now=160))
+    untimed = recommend([trained.external(history)], 90)
+    assert not np.array_equal(untimed.scores, at_last.scores)
+    assert_same_answers(untimed, recommend([trained.external(history)], 90, times=[None], now=1000))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"times": [[1.0]]}, r"times\[0\] has 1 times for 2 items"),
+        ({"times": [[1.0, 2.0], [3.0]]}, "times has 2 entries for 1 histories"),
+        ({"times": [[1.0, float("nan")]]}, r"times\[0\] is .*, expected seconds since 1970"),
+        ({"times": [["a", "b"]]}, r"times\[0\] is .*, expected seconds since 1970"),
+        ({"times": [[1, 2]], "now": float("inf")}, "now is inf, expected seconds since 1970"),
+        ({"now": "soon"}, "now is 'soon', expected seconds since 1970"),
+    ],
+)
+def test_times_that_are_none(sasrec: Trained, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sasrec.recommender.recommend([sasrec.external([5, 17])], **arguments)
 
 
 def test_boosts_are_added_to_numbers_of_interactions(sasrec: Trained) -> None:

@@ -55,6 +55,8 @@ _VERSION = 4  # of the format
 
 _LARGEST_BOOST = float(np.finfo(np.float32).max)
 
+_LAST_SECOND = 1e15  # far beyond any time; differences of such numbers are exact
+
 EncoderKind = Literal["auto", "onnx", "torch"]
 
 
@@ -258,6 +260,8 @@ class Recommender:
         exclude: Sequence[ExternalId] = (),
         allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
         boosts: Mapping[ExternalId, float] | None = None,
+        times: Sequence[Sequence[float] | None] | None = None,
+        now: float | None = None,
         method: str | Method = "auto",
         deadline: float | None = None,
         threads: int = 1,
@@ -271,7 +275,10 @@ class Recommender:
         further items, whether or not the catalogue has them; `allow` restricts the answer to some
         items, given by id, as a mask over the catalogue, or as `ItemBits`. `boosts` are added to
         the scores of some items, for all histories; where the most popular items are the answer, to
-        their numbers of interactions. A search that is not done at `deadline`, by
+        their numbers of interactions. `times` says for each history when its events were, in
+        seconds since 1970, or None where that is not known, and `now` when the recommendation is
+        asked for; without it, at the last event: a repeat head looks at how long ago things were.
+        A search that is not done at `deadline`, by
         `time.monotonic()`, returns the best found so far, and its statistics say whether that is
         exact. `index` is another one of the same items, such as a `ShardedIndex`.
         """
@@ -282,7 +289,8 @@ class Recommender:
         if deadline is not None:
             check_can_stop(chosen)
         searched = self._same_items(index) if index is not None else self.index
-        known, unknown = self._internal(histories)
+        known, unknown, kept = self._internal(histories)
+        timelines = _timelines(times, now, kept)
         excluded = [self._find_known(exclude)] * len(known)
         if exclude_seen or (exclude_seen is None and not self.repeats):
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
@@ -297,7 +305,7 @@ class Recommender:
         if answered.any():
             encoded = [items for items in known if len(items)]
             embeddings = self.encoder.encode(encoded)
-            own = self.repeat_boosts(embeddings, encoded)
+            own = self.repeat_boosts(embeddings, encoded, list(compress(timelines, answered)))
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = searched.search(
@@ -396,8 +404,8 @@ class Recommender:
 
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
-    ) -> tuple[list[Int32Array], list[list[ExternalId]]]:
-        """Return the internal ids of histories, and the external ids that are unknown."""
+    ) -> tuple[list[Int32Array], list[list[ExternalId]], list[NDArray[np.bool_]]]:
+        """Return the internal ids of histories, the external ids that are unknown, and where."""
         if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
             raise InputError(f"histories is {histories!r}, expected a sequence of histories")
         whole: list[ExternalId] = []  # one history after the other
@@ -410,11 +418,13 @@ class Recommender:
         found = self.item_ids.find_all(whole)
         known: list[Int32Array] = []
         unknown: list[list[ExternalId]] = []
+        kept: list[NDArray[np.bool_]] = []
         for start, end in pairwise([0, *ends]):
             items = found[start:end]
-            known.append(items[items >= 0].astype(np.int32))
-            unknown.append([whole[start + place] for place in np.flatnonzero(items < 0)])
-        return known, unknown
+            kept.append(items >= 0)
+            known.append(items[kept[-1]].astype(np.int32))
+            unknown.append([whole[start + place] for place in np.flatnonzero(~kept[-1])])
+        return known, unknown, kept
 
     def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:
         if isinstance(external_ids, str | bytes) or not hasattr(external_ids, "__iter__"):
@@ -548,6 +558,42 @@ def _repeat_boosts(settings: Json, weights: dict[str, NDArray[Any]]) -> RepeatBo
     except KeyError as error:
         raise StorageError(f"the recommender has no {error.args[0]}") from None
     return RepeatBoosts(*head, settings["model"]["repeats"])
+
+
+def _timelines(
+    times: Sequence[Sequence[float] | None] | None,
+    now: float | None,
+    kept: list[NDArray[np.bool_]],
+) -> list[Timeline | None]:
+    """Return the times of those events of histories that are kept."""
+    asked_at = None if now is None else int(_seconds(now, "now", 0))
+    if times is None:
+        return [None] * len(kept)
+    if not isinstance(times, Sequence) or len(times) != len(kept):
+        raise InputError(f"times has {len(times)} entries for {len(kept)} histories")
+    timelines: list[Timeline | None] = []
+    for place, (row, chosen) in enumerate(zip(times, kept, strict=True)):
+        if row is None or not chosen.any():
+            timelines.append(None)
+            continue
+        seconds = _seconds(row, f"times[{place}]", 1)
+        if len(seconds) != len(chosen):
+            raise InputError(f"times[{place}] has {len(seconds)} times for {len(chosen)} items")
+        last = int(seconds[-1]) if asked_at is None else asked_at
+        timelines.append(Timeline(seconds[chosen], last))
+    return timelines
+
+
+def _seconds(values: Any, name: str, dimensions: int) -> Int64Array:
+    try:
+        array = np.asarray(values)
+        finite = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+    except ValueError:
+        array, finite = np.empty(0), False
+    if not finite or array.ndim != dimensions or np.abs(array).max(initial=0) >= _LAST_SECOND:
+        raise InputError(f"{name} is {values!r:.60}, expected seconds since 1970")
+    seconds: Int64Array = np.floor(array).astype(np.int64)
+    return seconds
 
 
 def _combined(

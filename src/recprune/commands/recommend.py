@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='a history a line: ids with commas, a JSON list, or {"history": [...]}; - is stdin',
     )
+    parser.add_argument(
+        "--times", metavar="S,S,...", help="when the items of --history were, seconds since 1970"
+    )
+    parser.add_argument(
+        "--time", type=float, metavar="S", help="when this is asked for; default: the last of them"
+    )
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
     add_seen_arguments(parser)
     parser.add_argument(
@@ -43,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    if parsed.times is not None and parsed.history is None:
+        raise InputError("--times are those of --history")
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
     if parsed.history is not None:
         history = coerce_ids(recommender.item_ids, _words(parsed.history))
@@ -78,6 +86,8 @@ def _answer(
             min(parsed.k, len(recommender.item_ids)),  # more would only be padding
             exclude_seen=parsed.exclude_seen,
             boosts=boosts,
+            times=None if parsed.times is None else [_numbers(parsed.times)],
+            now=parsed.time,
             method=parsed.method,
             threads=parsed.threads,
         )
@@ -108,6 +118,13 @@ def _answer(
     if first_line is None and not parsed.json:
         # Once more: the first request of a process waits for the disk.
         _draw_timeline(recommend().milliseconds)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError as error:
+        raise InputError(f"--times: {error}") from None
 
 
 def _draw_timeline(milliseconds: dict[str, float]) -> None:

@@ -57,6 +57,7 @@ def test_a_history_is_in_order_of_time_and_not_of_arrival(histories: Histories) 
     assert histories.append([Event("ann", "b", 2.0), Event("bob", "x", 9.0)]) == 2
     assert histories.append([Event("ann", "c", 2.5), Event("ann", "a", -1.5)]) == 2
     assert histories.history("ann") == ["a", "b", "c"]
+    assert histories.dated_history("ann") == [("a", -1.5), ("b", 2.0), ("c", 2.5)]
     assert histories.history("bob") == ["x"]
     assert histories.history("an") == []
 

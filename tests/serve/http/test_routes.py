@@ -75,6 +75,22 @@ def index_service(place: Path, index: Index) -> Iterator[Service]:
 # Recommend ---------------------------------------------------------------------------------------
 
 
+def test_times_go_with_their_history(service: Service) -> None:
+    asked = {"history": ["a", "b"], "times": [1_700_000_000, 1_700_000_060], "k": 3}
+    assert service.post("/recommend", asked | {"time": 1_700_000_100.5}).status_code == 200
+    in_batch = {"batch": [{"history": ["a"], "times": [5]}, {"history": ["b"]}]}
+    assert service.post("/recommend", in_batch).status_code == 200
+    for wrong, why in (
+        (asked | {"times": [1]}, "1 times for a history of 2"),
+        ({"user": "anna", "times": [1]}, "times are those of a history"),
+        (asked | {"time": -1}, "time"),
+        (asked | {"times": [1, 1e12]}, "times"),
+    ):
+        status, code, message = error_of(service.post("/recommend", wrong))
+        assert (status, code) == (422, "invalid")
+        assert why in message
+
+
 @pytest.mark.parametrize("method", ["auto", "cells", "scan", "recjpqprune", "pqtopk", "default"])
 @pytest.mark.parametrize("exclude_seen", [True, False])
 def test_recommendations_are_those_of_the_library(

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,13 @@ class Found:
     missing_share: float = 0.0  # of the items: those in shards that were lost
 
 
+class DatedHistory(NamedTuple):
+    """External ids, oldest first, and when they were, in seconds, where that is known."""
+
+    items: Sequence[ExternalId]
+    times: Sequence[float] | None = None
+
+
 @dataclass(frozen=True)
 class Engine:
     """One version of everything that answers."""
@@ -97,10 +104,11 @@ class Engine:
 
     def recommend(
         self,
-        histories: Sequence[Sequence[ExternalId]],
+        histories: Sequence[DatedHistory],
         choice: Choice,
         *,
         exclude_seen: bool | None,
+        now: float | None = None,
     ) -> list[Found]:
         """Return the best items for histories of external ids, oldest first."""
         recommender = self._encoding()
@@ -112,7 +120,7 @@ class Engine:
             given = self.catalogue.coerce(item for item, _ in choice.boosts)
             boosts = dict(zip(given, boosted[1].tolist(), strict=True))
         found = []
-        for history in histories:
+        for history, times in histories:
             given = self.catalogue.coerce(history)
             # One after the other: each is given the time that the ones before it left.
             best = recommender.recommend(
@@ -122,6 +130,8 @@ class Engine:
                 exclude=excluded,
                 allow=ItemBits(allowed) if allowed is not None else None,
                 boosts=boosts,
+                times=[times],
+                now=now,
                 method=method,
                 deadline=choice.deadline,
                 index=self.index,
@@ -368,4 +378,5 @@ def _try_out(engine: Engine) -> None:
     choice = Choice(10, [], None, "auto", None, explain=False)
     engine.search(np.zeros((1, engine.index.width), np.float32), choice)
     if engine.recommender is not None:
-        engine.recommend([[engine.catalogue.external_id(0)]], choice, exclude_seen=True)
+        history = DatedHistory([engine.catalogue.external_id(0)])
+        engine.recommend([history], choice, exclude_seen=True)

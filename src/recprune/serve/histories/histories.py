@@ -65,6 +65,9 @@ class Histories(Protocol):
     def history(self, user: str) -> list[str]:
         """Return the user's newest items, oldest of them first; nothing for an unknown user."""
 
+    def dated_history(self, user: str) -> list[tuple[str, float]]:
+        """Return the same with the timestamp of each."""
+
     def ready(self) -> None:
         """Raise HistoriesUnavailableError unless an event could be kept now.
 

@@ -103,10 +103,13 @@ class RedisHistories:
             return int(self._append(keys=keys, args=arguments))
 
     def history(self, user: str) -> list[str]:
+        return [item for item, _ in self.dated_history(user)]
+
+    def dated_history(self, user: str) -> list[tuple[str, float]]:
         check_text("user", user)
         with self._translated():
-            members: Any = self._redis.zrange(_events_of(user), -self._most, -1)
-            return [member[_DIGITS:].decode("utf-8") for member in members]
+            members: Any = self._redis.zrange(_events_of(user), -self._most, -1, withscores=True)
+            return [(member[_DIGITS:].decode("utf-8"), score) for member, score in members]
 
     def ready(self) -> None:
         """Raise HistoriesUnavailableError unless the server takes writes now."""

@@ -115,14 +115,17 @@ class SqliteHistories:
         return new
 
     def history(self, user: str) -> list[str]:
+        return [item for item, _ in self.dated_history(user)]
+
+    def dated_history(self, user: str) -> list[tuple[str, float]]:
         check_text("user", user)
         with self._connection() as connection:
             rows = connection.execute(
-                "SELECT item FROM events WHERE user = ?"
+                "SELECT item, timestamp FROM events WHERE user = ?"
                 " ORDER BY timestamp DESC, arrival DESC LIMIT ?",
                 (user, self._most),
             ).fetchall()
-        return [item for (item,) in reversed(rows)]
+        return rows[::-1]
 
     def ready(self) -> None:
         """Raise HistoriesUnavailableError unless the file can be written now."""

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from recprune.data.identifiers import ExternalId
 from recprune.serve.admission import WorkPool
 from recprune.serve.configuration import Limits
-from recprune.serve.engine.engine import Engine, Found
+from recprune.serve.engine.engine import DatedHistory, Engine, Found
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
 from recprune.serve.http.errors import LimitError, NotFoundError
 from recprune.serve.http.schemas import (
     Answer,
     Answers,
+    Asker,
     EventsAnswer,
     EventsRequest,
     FoundItem,
@@ -68,21 +68,20 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         for asker in askers:
             _check_limit("history", len(asker.history or []), limits.history)
         users = [asker.user for asker in askers if asker.user is not None]
-        kept: dict[str, list[str]] = {}
+        kept: dict[str, list[tuple[str, float]]] = {}
         looked_up = 0.0
         choice = asked.choice(begun)
         if users:
             kept = await _looked_up(service, list(map(str, users)), choice.deadline)
             looked_up = time.monotonic() - begun
             service.metrics.count_stage("histories", looked_up)
-        histories: list[list[ExternalId]] = [
-            list(asker.history) if asker.history is not None else [*kept[str(asker.user)]]
-            for asker in askers
-        ]
+        histories = [_dated_history(asker, kept) for asker in askers]
         before = {"histories": 1000.0 * looked_up} if users else {}
 
         def answered() -> str:
-            found = engine.recommend(histories, choice, exclude_seen=asked.exclude_seen)
+            found = engine.recommend(
+                histories, choice, exclude_seen=asked.exclude_seen, now=asked.time
+            )
             return _answers(service, engine, found, before)
 
         return _written(await _pool_for(service, asked).run(answered))
@@ -134,15 +133,22 @@ def _pool_for(service: Service, asked: RecommendRequest | SearchRequest) -> Work
 
 async def _looked_up(
     service: Service, users: list[str], deadline: float | None
-) -> dict[str, list[str]]:
+) -> dict[str, list[tuple[str, float]]]:
     """Return the histories of users, or say that they cannot be had in time."""
     left = None if deadline is None else deadline - time.monotonic()
     try:
         return await service.lookups.run(
-            lambda: {user: service.histories.history(user) for user in users}, left
+            lambda: {user: service.histories.dated_history(user) for user in users}, left
         )
     except TimeoutError:
         raise HistoriesUnavailableError("not read within timeout_ms") from None
+
+
+def _dated_history(asker: Asker, kept: dict[str, list[tuple[str, float]]]) -> DatedHistory:
+    if asker.history is not None:
+        return DatedHistory([*asker.history], asker.times)
+    events = kept[str(asker.user)]
+    return DatedHistory([item for item, _ in events], [timestamp for _, timestamp in events])
 
 
 def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: Limits) -> None:

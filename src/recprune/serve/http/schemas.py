@@ -69,16 +69,31 @@ class _ItemsRequest(_Asked):
         )
 
 
+_Moment = Annotated[FiniteFloat, Field(ge=0, lt=_LAST_MOMENT)]
+_TIMES = "When the events of the history were, in seconds since 1970."
+
+
+def _check_times(times: list[float] | None, history: list[ItemId] | None) -> None:
+    if times is None:
+        return
+    if history is None:
+        raise ValueError("times are those of a history")
+    if len(times) != len(history):
+        raise ValueError(f"{len(times)} times for a history of {len(history)}")
+
+
 class Asker(_Asked):
     """What to recommend to: a history, oldest first, or a user whose history is kept here."""
 
     history: list[ItemId] | None = None
     user: UserId | None = None
+    times: list[_Moment] | None = Field(None, description=_TIMES)
 
     @validator(mode="after")
     def _one_of_them(self) -> Asker:
         if (self.history is None) == (self.user is None):
             raise ValueError("give either a history or a user")
+        _check_times(self.times, self.history)
         return self
 
 
@@ -93,6 +108,7 @@ class RecommendRequest(_ItemsRequest):
                 {"user": "anna", "k": 5, "exclude_seen": False, "timeout_ms": 20},
                 {"batch": [{"history": [17]}, {"user": "anna"}], "allow": [1, 2, 3, 4]},
                 {"history": [17], "boosts": [{"item": 4, "boost": 0.5}]},
+                {"history": [17, 4], "times": [1700000000, 1700003600], "time": 1700090000},
             ]
         },
     )
@@ -100,6 +116,12 @@ class RecommendRequest(_ItemsRequest):
     history: list[ItemId] | None = Field(None, description="Item ids, oldest first.")
     user: UserId | None = Field(None, description="A user whose events were posted to /events.")
     batch: list[Asker] | None = Field(None, min_length=1, description="Several of these at once.")
+    times: list[_Moment] | None = Field(None, description=_TIMES)
+    time: _Moment | None = Field(
+        None,
+        description="When the recommendation is asked for, in seconds since 1970; where it is not "
+        "given, at the last event.",
+    )
     exclude_seen: bool | None = Field(
         None,
         description="Leave out what is in the history. By default so, unless the model has learnt "
@@ -110,11 +132,12 @@ class RecommendRequest(_ItemsRequest):
     def _one_of_them(self) -> RecommendRequest:
         if [self.history, self.user, self.batch].count(None) != 2:
             raise ValueError("give one of history, user and batch")
+        _check_times(self.times, self.history)
         return self
 
     def askers(self) -> list[Asker]:
         """Return the histories and users, whichever way they were given."""
-        return self.batch or [Asker(history=self.history, user=self.user)]
+        return self.batch or [Asker(history=self.history, user=self.user, times=self.times)]
 
 
 class SearchRequest(_ItemsRequest):
