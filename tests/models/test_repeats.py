@@ -11,25 +11,28 @@ from hypothesis import strategies as st
 
 from recprune import InputError
 from recprune.models.repeats import (
-    COUNT_BUCKETS,
+    AGE_BOUNDS,
+    FAST_BUCKETS,
+    FAST_DECAY,
     FIRST_AGE,
-    FIRST_COUNT,
-    FIRST_FREQUENCY,
-    FREQUENCY_BUCKETS,
+    FIRST_FAST,
+    FIRST_SLOW,
     NEVER,
     NUM_BUCKETS,
     RECENCY_BUCKETS,
+    SLOW_BUCKETS,
+    SLOW_DECAY,
     UNKNOWN_AGE,
     RepeatBoosts,
-    count_bucket,
+    decayed_bucket,
     event_features,
-    frequency_bucket,
     own_items,
     recency_bucket,
 )
 from recprune.models.settings import Settings
 from recprune.types import Timeline
 
+EIGHT_SECONDS = AGE_BOUNDS.tolist().index(8) + 1  # the bucket that begins there
 HISTORIES = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=4)
 
 
@@ -43,10 +46,12 @@ def test_features_are_what_they_say(histories: list[list[int]]) -> None:
         for at, item in enumerate(history):
             later = [after - at for after in range(at + 1, len(history)) if history[after] == item]
             before = [at - earlier for earlier in range(at + 1) if history[earlier] == item]
-            decayed = sum(math.exp(-ago / 30.0) for ago in before)
             assert features.until_next[place] == (later[0] if later else NEVER)
-            assert features.counts[place] == count_bucket(np.array([len(before)]))[0]
-            assert features.frequencies[place] == frequency_bucket(np.array([decayed]))[0]
+            for decay, found in ((30.0, features.fast), (300.0, features.slow)):
+                decayed = sum(math.exp(-ago / decay) for ago in before)
+                # A sum in another order may fall just beside a bound.
+                near = [4 * math.log2(max(1.0, decayed * (1 + slip))) for slip in (-1e-9, 1e-9)]
+                assert found[place] in [int(value) for value in near]
             place += 1
 
 
@@ -54,12 +59,12 @@ def test_buckets_are_fine_for_small_numbers_and_coarse_for_large_ones() -> None:
     assert recency_bucket(np.arange(9)).tolist() == list(range(9))
     assert recency_bucket(np.array([11, 12, 16, 23, 32])).tolist() == [8, 9, 10, 11, 12]
     assert recency_bucket(np.array([10**9])).tolist() == [RECENCY_BUCKETS - 1]
-    assert count_bucket(np.array([1, 2, 3, 4, 5, 7, 8, 15, 16])).tolist() == [
-        0, 1, 2, 3, 4, 4, 5, 5, 6,
-    ]  # fmt: skip
-    assert count_bucket(np.array([10**6])).tolist() == [COUNT_BUCKETS - 1]
-    assert frequency_bucket(np.array([1.0, 1.41, 1.42, 2.0, 31.0])).tolist() == [0, 0, 1, 2, 9]
-    assert frequency_bucket(np.array([1e9])).tolist() == [FREQUENCY_BUCKETS - 1]
+    assert decayed_bucket(np.array([1.0, 1.18, 1.19, 2.0, 4.0]), 20).tolist() == [0, 0, 1, 4, 8]
+    assert decayed_bucket(np.array([1e9]), 20).tolist() == [19]
+    # The most that can come about: an item at every event, for ever.
+    for decay, most in ((FAST_DECAY, FAST_BUCKETS), (SLOW_DECAY, SLOW_BUCKETS)):
+        limit = 1.0 / (1.0 - math.exp(-1.0 / decay))
+        assert int(4.0 * math.log2(limit)) == most - 1
 
 
 def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
@@ -67,12 +72,12 @@ def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
     own = own_items(history, 10)
     assert own.items.tolist() == [4, 9, 7]
     assert own.buckets[:, 0].tolist() == [3, 2, 0]
-    counts = own.buckets[:, 1] - RECENCY_BUCKETS
-    assert counts.tolist() == [1, 0, 2]  # twice, once, three times
+    slowly = own.buckets[:, 2] - FIRST_SLOW
+    assert slowly.tolist() == [3, 0, 6]  # twice, once, three times, and a little forgotten
     # Only what came among the last three events; what is counted is the whole history all the same.
     recent = own_items(history, 3)
     assert recent.items.tolist() == [9, 7]
-    assert (recent.buckets[1, 1] - RECENCY_BUCKETS) == 2
+    assert recent.buckets[1, 2] - FIRST_SLOW == 6
     assert len(own_items(np.empty(0, np.int32), 5).items) == 0
 
 
@@ -85,17 +90,17 @@ def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
     boosts = RepeatBoosts(weight, bias, 10)(states, histories)
     assert [items.tolist() for items, _ in boosts] == [[3, 5], [8]]
     numbers = states.astype(np.float64) @ weight.T + bias
-    # Item 3 came one event ago, twice, and its decayed count is 1 + e^(−1/30) = 1.967.
-    known = numbers[0, 1] + numbers[0, FIRST_COUNT + 1] + numbers[0, FIRST_FREQUENCY + 1]
+    # Item 3 came one event ago, twice: its decayed counts are 1.967 and 1.997.
+    known = numbers[0, 1] + numbers[0, FIRST_FAST + 3] + numbers[0, FIRST_SLOW + 3]
     unknown_age = numbers[:, FIRST_AGE + UNKNOWN_AGE]
     assert boosts[0][1][0] == pytest.approx(known + unknown_age[0], abs=1e-5)
-    once = numbers[1, 0] + numbers[1, FIRST_COUNT] + numbers[1, FIRST_FREQUENCY]
+    once = numbers[1, 0] + numbers[1, FIRST_FAST] + numbers[1, FIRST_SLOW]
     assert boosts[1][1][0] == pytest.approx(once + unknown_age[1], abs=1e-5)
     assert boosts[0][1].dtype == np.float32
-    # Asked nine seconds after its last event: 8 to below 16.
+    # Asked nine seconds after its last event: 8 to below 11.
     timeline = Timeline(np.array([0, 100, 105]), 109)
     timed = RepeatBoosts(weight, bias, 10)(states, histories, [timeline, None])
-    assert timed[0][1][0] == pytest.approx(known + numbers[0, FIRST_AGE + 4], abs=1e-5)
+    assert timed[0][1][0] == pytest.approx(known + numbers[0, FIRST_AGE + EIGHT_SECONDS], abs=1e-5)
     assert np.array_equal(timed[1][1], boosts[1][1])
 
 
@@ -103,7 +108,9 @@ def test_ages_double_from_bucket_to_bucket() -> None:
     history = np.arange(7, dtype=np.int32)
     ago = np.array([10**12, 1 << 31, (1 << 31) - 1, 2, 1, 0, -5])  # the last is of the future
     own = own_items(history, 10, Timeline(10**9 - ago, 10**9))
-    assert (own.buckets[:, 3] - FIRST_AGE).tolist() == [32, 32, 31, 2, 1, 0, 0]
+    last = len(AGE_BOUNDS)
+    expected = [last, last, last - 1, 2, 1, 0, 0]
+    assert (own.buckets[:, 3] - FIRST_AGE).tolist() == expected
     assert own.buckets.max() < NUM_BUCKETS
 
 

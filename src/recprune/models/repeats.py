@@ -1,11 +1,12 @@
 """The repeat head: what a user had before, as an addition to the scores of those items alone.
 
 Much of what people do, they do again, and a vector of fixed width need not learn by heart what. For
-every item of the history, the head knows how many events ago it came last, how often it came, how
-often lately, and, where times are known, how long ago that was when the recommendation is asked
-for. Each of the four falls into a bucket, each bucket has a number that the state decides (a linear
-map of φ), and their sum is added to the item's score: a *boost*, which the search adds exactly. So
-the state weighs repeating against exploring, and everything else keeps the score that it has.
+every item of the history, the head knows how many events ago it came last, how often it came, once
+forgetting fast and once slowly, and, where times are known, how long ago it came last when the
+recommendation is asked for. Each of the four falls into a bucket, each bucket has a number that the
+state decides (a linear map of φ), and their sum is added to the item's score: a *boost*, which the
+search adds exactly. So the state weighs repeating against exploring, and everything else keeps the
+score that it has.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timelin
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
 _RECENT = 8
 RECENCY_BUCKETS = 28  # up to 8 · 2^10 events ago
-COUNT_BUCKETS = 12  # 1, 2, 3, 4, then one for every doubling
-FREQUENCY_BUCKETS = 12  # two for every doubling of the decayed count
-# Below a second, then one for every doubling up to 2^31 seconds; the last: times are not known.
-AGE_BOUNDS = 2 ** np.arange(32, dtype=np.int64)
+# A decayed count weighs an event by exp(−age / τ), with its age in events. These are the best τ of
+# personal frequency on the logs that were looked at. Four buckets for every doubling, up to the
+# most that can come about, which is about τ.
+FAST_DECAY, FAST_BUCKETS = 30.0, 20
+SLOW_DECAY, SLOW_BUCKETS = 300.0, 33
+# Below a second, then two for every doubling up to 2^31 seconds; the last: times are not known.
+AGE_BOUNDS = np.unique(np.round(2.0 ** (np.arange(63) / 2)).astype(np.int64))
 UNKNOWN_AGE = len(AGE_BOUNDS) + 1
 AGE_BUCKETS = UNKNOWN_AGE + 1
 # Where the buckets of each kind begin.
-FIRST_COUNT = RECENCY_BUCKETS
-FIRST_FREQUENCY = FIRST_COUNT + COUNT_BUCKETS
-FIRST_AGE = FIRST_FREQUENCY + FREQUENCY_BUCKETS
+FIRST_FAST = RECENCY_BUCKETS
+FIRST_SLOW = FIRST_FAST + FAST_BUCKETS
+FIRST_AGE = FIRST_SLOW + SLOW_BUCKETS
 NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
-# In events: how fast a decayed count forgets. Counting with this alone predicts repeats best on the
-# logs that were looked at, and what it is exactly matters little, since recency is there as well.
-_FORGETS_AFTER = 30.0
 NEVER = np.int64(1 << 31)
 
 
@@ -42,8 +43,8 @@ class EventFeatures(NamedTuple):
     """What is known of every event of histories that stand one after the other."""
 
     until_next: Int64Array  # events until the item comes again; NEVER if it does not
-    counts: NDArray[np.uint8]  # bucket of how often the item came so far, this event included
-    frequencies: NDArray[np.uint8]  # bucket of the same, decayed
+    fast: NDArray[np.uint8]  # bucket of how often the item came so far, this event included
+    slow: NDArray[np.uint8]  # the same, forgotten more slowly
 
 
 class HadBefore(NamedTuple):
@@ -63,10 +64,10 @@ def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
     until_next = np.full(len(items), NEVER)
     until_next[order[:-1][repeated[1:]]] = gaps[1:][repeated[1:]]
     runs = _count_runs(repeated)
-    counts, frequencies = np.empty((2, len(items)), np.uint8)
-    counts[order] = count_bucket(runs)
-    frequencies[order] = frequency_bucket(_decayed_counts(gaps, runs))
-    return EventFeatures(until_next, counts, frequencies)
+    fast, slow = np.empty((2, len(items)), np.uint8)
+    fast[order] = decayed_bucket(_decayed_counts(gaps, runs, FAST_DECAY), FAST_BUCKETS)
+    slow[order] = decayed_bucket(_decayed_counts(gaps, runs, SLOW_DECAY), SLOW_BUCKETS)
+    return EventFeatures(until_next, fast, slow)
 
 
 def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = None) -> HadBefore:
@@ -80,8 +81,8 @@ def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = 
     buckets = np.stack(
         [
             recency_bucket(len(history) - 1 - last),
-            FIRST_COUNT + features.counts[last].astype(np.int64),
-            FIRST_FREQUENCY + features.frequencies[last].astype(np.int64),
+            FIRST_FAST + features.fast[last].astype(np.int64),
+            FIRST_SLOW + features.slow[last].astype(np.int64),
             FIRST_AGE + _age_buckets(last, timeline),
         ],
         axis=1,
@@ -103,16 +104,10 @@ def _age_buckets(events: Int64Array, timeline: Timeline | None) -> Int64Array:
     return np.searchsorted(AGE_BOUNDS, timeline.now - timeline.times[events], side="right")
 
 
-def count_bucket(counts: NDArray[Any]) -> NDArray[np.uint8]:
-    shared = 2 + np.floor(np.log2(np.maximum(counts, 4))).astype(np.int64)
-    buckets = np.where(counts <= 4, counts - 1, shared)
-    found: NDArray[np.uint8] = np.minimum(buckets, COUNT_BUCKETS - 1).astype(np.uint8)
-    return found
-
-
-def frequency_bucket(frequencies: NDArray[Any]) -> NDArray[np.uint8]:
-    buckets = np.floor(2.0 * np.log2(np.maximum(frequencies, 1.0)))
-    found: NDArray[np.uint8] = np.minimum(buckets, FREQUENCY_BUCKETS - 1).astype(np.uint8)
+def decayed_bucket(counts: NDArray[np.float64], most: int) -> NDArray[np.uint8]:
+    """Return the buckets of decayed counts, of which none is below 1."""
+    buckets = np.floor(4.0 * np.log2(np.maximum(counts, 1.0)))
+    found: NDArray[np.uint8] = np.minimum(buckets, most - 1).astype(np.uint8)
     return found
 
 
@@ -148,13 +143,13 @@ def _count_runs(repeated: NDArray[np.bool_]) -> Int64Array:
     return places - starts + 1
 
 
-def _decayed_counts(gaps: Int64Array, counts: Int64Array) -> NDArray[np.float64]:
+def _decayed_counts(gaps: Int64Array, counts: Int64Array, decay: float) -> NDArray[np.float64]:
     """Return f = 1 + e^(−gap / τ) · f of the one before, along every run.
 
     One round for each number of repetitions: there are few long runs.
     """
     found = np.ones(len(counts))
-    factors = np.exp(-gaps / _FORGETS_AFTER)
+    factors = np.exp(-gaps / decay)
     by_count = np.argsort(counts, kind="stable")
     ends = np.cumsum(np.bincount(counts, minlength=2))
     for count in range(2, len(ends)):

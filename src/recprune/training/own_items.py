@@ -16,8 +16,8 @@ from recprune.models.embedding import ItemEmbedding
 from recprune.models.repeats import (
     AGE_BOUNDS,
     FIRST_AGE,
-    FIRST_COUNT,
-    FIRST_FREQUENCY,
+    FIRST_FAST,
+    FIRST_SLOW,
     UNKNOWN_AGE,
     recency_bucket,
 )
@@ -59,7 +59,7 @@ class OwnItems:
     def __call__(self, states: Tensor, events: Tensor, now: Tensor) -> OwnScores:
         """Return the own items of positions, from their states, [positions, d], and own events."""
         users, columns, places, asked_at = now
-        items, until_next, counts, frequencies, times = events  # [users, longest] each
+        items, until_next, fast, slow, times = events  # [users, longest] each
         ago = columns.unsqueeze(1) - torch.arange(items.shape[1], device=items.device)
         valid = (ago >= 0) & (ago < self._looks_back) & (until_next[users] > ago)
         with torch.autocast(states.device.type, enabled=False):
@@ -72,8 +72,8 @@ class OwnItems:
             products = torch.bmm(by_user, vectors.transpose(1, 2))[users, places]
         boosts = (
             numbers.gather(1, self._recency[ago.clamp(0, self._looks_back - 1)])
-            + numbers.gather(1, FIRST_COUNT + counts[users])
-            + numbers.gather(1, FIRST_FREQUENCY + frequencies[users])
+            + numbers.gather(1, FIRST_FAST + fast[users])
+            + numbers.gather(1, FIRST_SLOW + slow[users])
             + numbers.gather(1, FIRST_AGE + self._age_buckets(asked_at, times[users]))
         )
         return OwnScores(items[users], products + boosts, boosts, valid)
