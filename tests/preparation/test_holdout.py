@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,20 @@ def test_validation_items_leave_training_but_not_the_test_history() -> None:
         "ann": (["a", "b"], "c"),
         "bob": (["a", "b", "c", "d"], "e"),
     }
+    assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
+
+
+def test_the_last_sitting_can_be_asked_for_from_its_beginning() -> None:
+    """Ann's last sitting before the cut is b and c, bob has a single one, cat's begins with her."""
+    rows = [
+        ("ann", "a", 1), ("bob", "a", 2), ("bob", "b", 2), ("ann", "b", 3), ("ann", "c", 3),
+        ("cat", "x", 3), ("cat", "y", 4), ("cat", "z", 4), ("cat", "a", 4), ("ann", "d", 9),
+    ]  # fmt: skip
+    holdout = temporal_holdout(
+        log_of(*rows), train_fraction=0.9, validation_users=9, validation="sitting"
+    )
+    assert training_of(holdout) == [["a"], ["a", "b"], ["x"]]
+    assert targets_of(holdout, "validation") == {"ann": (["a"], "b"), "cat": (["x"], "y")}
     assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
 
 
@@ -186,9 +201,10 @@ def test_the_seed_chooses_the_validation_users() -> None:
         ({"train_fraction": float("nan")}, "train_fraction is nan"),
         ({"validation_users": -1}, "validation_users is -1"),
         ({"min_history": 0}, "min_history is 0"),
+        ({"validation": "first"}, "validation is 'first', expected one of last, sitting"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         temporal_holdout(log_of(*TEN), **arguments)  # type: ignore[arg-type]
 

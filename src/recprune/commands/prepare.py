@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from recprune.commands.codebook_options import add_codebook_arguments, assign
 from recprune.commands.console import say, showing_progress
@@ -13,13 +14,14 @@ from recprune.data.statistics import iso_time
 from recprune.preparation.codebook import check_size
 from recprune.preparation.holdout import (
     DEFAULT_VALIDATION_USERS,
+    Validation,
     leave_one_out,
     no_holdout,
     temporal_holdout,
 )
 from recprune.preparation.prepared import KIND, prepare
 from recprune.storage import check_target
-from recprune.types import Json
+from recprune.types import InputError, Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="users whose last training item is for early stopping; default %(default)s",
     )
     parser.add_argument(
+        "--validation",
+        choices=get_args(Validation),
+        default="last",
+        help="their target: the last item before the cut, or the first of the last items at one "
+        "time, which is nearer to what the test asks; default %(default)s",
+    )
+    parser.add_argument(
         "--assignment",
         choices=("svd", "random"),
         default="svd",
@@ -59,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     check_target(parsed.out, kind=KIND)
     check_size(parsed.splits, parsed.sub_items)
+    if parsed.validation != "last" and parsed.holdout != "temporal":
+        raise InputError(f"--validation {parsed.validation} goes with --holdout temporal")
     log = read_log(parsed)
     settings: Json = {
         "log": Path(parsed.log).name,
@@ -71,12 +82,14 @@ def run(parsed: argparse.Namespace) -> None:
             log,
             train_fraction=parsed.train_fraction,
             validation_users=parsed.validation_users,
+            validation=parsed.validation,
             min_history=parsed.min_history,
             seed=parsed.seed,
         )
         settings |= {
             "train_fraction": parsed.train_fraction,
             "min_history": parsed.min_history,
+            "validation": parsed.validation,
             "cut_time": iso_time(holdout.cut_time or 0),
         }
     elif parsed.holdout == "none":

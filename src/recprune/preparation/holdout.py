@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # training has targets, but not what a log is read and sorted
     from recprune.data.interactions import Interactions
 
 DEFAULT_VALIDATION_USERS = 1024
+# A user's last item before the cut, or the first of the last items at one time.
+Validation = Literal["last", "sitting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,7 @@ def temporal_holdout(
     *,
     train_fraction: float = 0.9,
     validation_users: int = DEFAULT_VALIDATION_USERS,
+    validation: Validation = "last",
     min_history: int = 1,
     seed: int = 0,
 ) -> Holdout:
@@ -77,7 +80,10 @@ def temporal_holdout(
     very time still train: equal times are never torn apart. The test target of a user is the first
     interaction after the cut. For `validation_users` random users (all, if there are fewer with two
     training items) the last training item is taken out as validation target; as it lies before the
-    cut, it is part of the history when the test target is predicted. Users with fewer than
+    cut, it is part of the history when the test target is predicted. Where items come in sittings
+    (a basket, a commit: equal times), that target is an easier question than the test's, which
+    begins a new one; with `validation="sitting"` it is the first item of the last sitting, and all
+    of that sitting is kept from training. Users with fewer than
     `min_history` interactions before the cut are dropped. Items first seen after the cut stay in
     the catalogue.
     """
@@ -94,7 +100,7 @@ def temporal_holdout(
     before = np.zeros(log.num_interactions + 1, np.int64)
     np.cumsum(log.times <= cut_time, out=before[1:])
     ends = log.offsets[:-1] + np.diff(before[log.offsets])
-    return _hold_out(log, ends, validation_users, min_history, seed, cut_time)
+    return _hold_out(log, ends, validation_users, validation, min_history, seed, cut_time)
 
 
 def leave_one_out(
@@ -105,23 +111,27 @@ def leave_one_out(
     For `validation_users` random users the last but one is the validation target.
     """
     ends = np.maximum(log.offsets[1:] - 1, log.offsets[:-1])
-    return _hold_out(log, ends, validation_users, 1, seed, None)
+    return _hold_out(log, ends, validation_users, "last", 1, seed, None)
 
 
 def no_holdout(log: Interactions) -> Holdout:
     """Hold out nothing: for the model that is served, once its settings have been judged."""
-    return _hold_out(log, log.offsets[1:], 0, 1, 0, None)
+    return _hold_out(log, log.offsets[1:], 0, "last", 1, 0, None)
 
 
 def _hold_out(
     log: Interactions,
     ends: Int64Array,
     validation_users: int,
+    validation: Validation,
     min_history: int,
     seed: int,
     cut_time: int | None,
 ) -> Holdout:
     """Divide the log, given for every user where the training history ends."""
+    if validation not in get_args(Validation):
+        expected = ", ".join(get_args(Validation))
+        raise InputError(f"validation is {validation!r}, expected one of {expected}")
     if validation_users < 0:
         raise InputError(f"validation_users is {validation_users}, expected 0 or more")
     starts = log.offsets[:-1]
@@ -131,13 +141,27 @@ def _hold_out(
     test = Targets(tested, log.items[ends[tested]], starts[tested], ends[tested])
 
     # A user must keep something to learn from after giving up a validation item.
-    able = np.flatnonzero(kept & (ends - starts >= 2)).astype(np.int32)
+    held_out = _last_places(log, ends, validation)
+    able = np.flatnonzero(kept & (held_out > starts)).astype(np.int32)
     chosen = np.sort(random_generator(seed).permutation(able)[: min(validation_users, len(able))])
-    last = ends[chosen] - 1
-    validation = Targets(chosen, log.items[last], starts[chosen], last)
+    places = held_out[chosen]
+    validated = Targets(chosen, log.items[places], starts[chosen], places)
 
     train_ends = np.where(kept, ends, starts)
-    train_ends[chosen] -= 1
+    train_ends[chosen] = places
     in_training = np.arange(log.num_interactions) < np.repeat(train_ends, log.lengths)
     dropped = np.flatnonzero(~kept).astype(np.int32)
-    return Holdout(log, log.select(in_training), validation, test, dropped, cut_time)
+    return Holdout(log, log.select(in_training), validated, test, dropped, cut_time)
+
+
+def _last_places(log: Interactions, ends: Int64Array, validation: Validation) -> Int64Array:
+    """Return where the validation target of every user would be; before the start: nowhere."""
+    last = ends - 1
+    if validation == "last" or not log.num_interactions:
+        return last
+    begins = np.ones(log.num_interactions, np.bool_)  # of items at one time
+    begins[1:] = np.diff(log.times) != 0
+    begins[log.offsets[:-1][log.lengths > 0]] = True
+    first = np.maximum.accumulate(np.where(begins, np.arange(log.num_interactions), 0))
+    found: Int64Array = np.where(last >= log.offsets[:-1], first[np.maximum(last, 0)], last)
+    return found
