@@ -206,7 +206,7 @@ def test_the_seed_chooses_the_validation_users() -> None:
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        temporal_holdout(log_of(*TEN), **arguments)  # type: ignore[arg-type]
+        temporal_holdout(log_of(*TEN), **arguments)
 
 
 def test_a_negative_seed_is_refused() -> None:

@@ -197,16 +197,16 @@ class _Training:
         if not isinstance(embedding, LearntEmbedding) or self.state.batch:
             return False
         rng = stream_generator(self.settings.training.seed, Stream.CODES, self.state.epoch)
-        is_due = self.state.epoch >= self.settings.training.full_epochs
-        if embedding.quantises:
+        was_quantised = embedding.quantises
+        if was_quantised:
             embedding.revive(rng)
-        elif is_due:
+        elif self.state.epoch >= self.settings.training.full_epochs:
             embedding.cut(rng)
         else:
             return False
         if workers.count > 1:
             workers.broadcast(embedding.buffers())
-        return is_due and self.state.epoch == self.settings.training.full_epochs
+        return not was_quantised
 
     def is_finished(self) -> bool:
         training = self.settings.training
