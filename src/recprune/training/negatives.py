@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from recprune.models.architectures import SequenceModel
+from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.settings import TrainingSettings
 from recprune.preparation.prepared import Prepared
 from recprune.training.own_items import OwnScores
@@ -103,9 +104,15 @@ class Negatives:
         negatives = (own.scores + self._own_shift).masked_fill(~own.valid | is_target, _NEVER)
         return positive + boost + lowered, torch.cat([scores, negatives], dim=1)
 
-    def touched(self, targets: Tensor, negatives: Tensor) -> Tensor:
-        """Return the items that a step has looked at; of own negatives, one for each position."""
-        return torch.cat([targets, negatives[:, 0] if negatives.dim() == 2 else negatives])
+    def follow(self, targets: Tensor, negatives: Tensor) -> None:
+        """Let the centroids of learnt codes follow the items that a step has looked at.
+
+        Of negatives that every position has its own of, one for each.
+        """
+        embedding = self._embedding
+        if isinstance(embedding, LearntEmbedding) and embedding.quantises:
+            drawn = negatives[: len(targets), 0] if negatives.dim() == 2 else negatives
+            embedding.follow(embedding.tally(torch.cat([targets, drawn])))
 
 
 def _products(states: Tensor, vectors: Tensor) -> Tensor:

@@ -46,7 +46,6 @@ class SingleStep:
         self._optimiser = optimiser
         self._settings = settings.training
         self._device = device
-        self._embedding = model.embedding
         self._parameters = list(model.parameters())
         self._negatives = Negatives(model, settings.training, prepared, device)
         self._loss_sum = _loss_sum(model, settings, self._negatives, device)
@@ -72,10 +71,7 @@ class SingleStep:
         if self._settings.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         self._optimiser.step()
-        embedding = self._embedding
-        if isinstance(embedding, LearntEmbedding) and embedding.quantises:
-            touched = self._negatives.touched(targets, negatives)
-            embedding.follow(embedding.tally(touched))
+        self._negatives.follow(targets, negatives)
         return loss.detach()
 
     def _mean_loss(self, negatives: Tensor, *arrays: Tensor) -> Tensor:
@@ -108,7 +104,6 @@ class SharedStep:
         self._device = device
         self._workers = workers
         self._asked_to_stop = asked_to_stop
-        self._embedding = model.embedding
         self._negatives = Negatives(model, settings.training, prepared, device)
         loss_sum = _loss_sum(model, settings, self._negatives, device)
         self._loss_sum = torch.compile(loss_sum, dynamic=True) if compiled else loss_sum
@@ -123,50 +118,46 @@ class SharedStep:
     def __call__(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
         """Take one step, and return the loss of the whole minibatch."""
         self._buffer.zero_()
-        touched = self._add_part(minibatch, epoch, number)
+        targets = torch.from_numpy(minibatch.targets).to(self._device)
+        negatives = self._draw(targets, epoch, number)
+        self._add_part(minibatch, negatives, epoch, number)
         self._asked.fill_(self._asked_to_stop())
         self._workers.all_reduce(self._buffer)
         self._stop_asked = bool(self._asked > 0)
         if self._settings.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.training.clip_norm)
         self._optimiser.step()
-        self._follow(touched)
+        # Every worker for itself: all know the whole minibatch, and have the same vectors.
+        self._negatives.follow(targets, negatives)
         return self._loss[0]
 
     def stop_asked(self) -> bool:
         """Return whether any worker had been asked to stop before the last step."""
         return self._stop_asked
 
-    def _add_part(self, minibatch: Minibatch, epoch: int, number: int) -> Tensor:
-        """Add this worker's part of the gradient and the loss; return the items it looked at."""
-        part, kept = minibatch_part(minibatch, self._workers.rank, self._workers.count)
-        if not len(kept):
-            return torch.empty(0, dtype=torch.int64, device=self._device)
-        count = len(minibatch.targets)
+    def _draw(self, targets: Tensor, epoch: int, number: int) -> Tensor:
+        """Return the negatives of the whole minibatch: those that one worker would draw."""
+        count = len(targets)
         # On a GPU the numbers depend on how many are drawn, and `SingleStep` draws for padding too.
         draws = count + (-count % _PREDICTIONS if self._device.type == "cuda" else 0)
-        seed = self._settings.training.seed
         generator = torch.Generator(self._device)
+        seed = self._settings.training.seed
         generator.manual_seed(torch_seed(seed, Stream.STEP, epoch, number))
-        targets = torch.from_numpy(minibatch.targets).to(self._device)
-        negatives = self._negatives.draw(targets, draws, generator)
+        return self._negatives.draw(targets, draws, generator)
+
+    def _add_part(self, minibatch: Minibatch, negatives: Tensor, epoch: int, number: int) -> None:
+        part, kept = minibatch_part(minibatch, self._workers.rank, self._workers.count)
+        if not len(kept):
+            return
         # Dropout is each worker's own: with one seed, all parts would get the same masks.
+        seed = self._settings.training.seed
         torch.manual_seed(torch_seed(seed, Stream.STEP, epoch, number, self._workers.rank))
         arrays = [torch.from_numpy(array).to(self._device) for array in part.arrays()]
-        if self._settings.training.negatives == "own" and negatives.dim() == 2:
+        if negatives.dim() == 2:  # of each position
             negatives = negatives[torch.from_numpy(kept).to(self._device)]
-        loss = self._loss_sum(negatives, *arrays) / count
+        loss = self._loss_sum(negatives, *arrays) / len(minibatch.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
-        return self._negatives.touched(arrays[4], negatives)
-
-    def _follow(self, touched: Tensor) -> None:
-        """Let the centroids of learnt codes follow what all workers have looked at."""
-        embedding = self._embedding
-        if isinstance(embedding, LearntEmbedding) and embedding.quantises:
-            tally = embedding.tally(touched)
-            self._workers.all_reduce(tally)
-            embedding.follow(tally)
 
 
 def _loss_sum(
