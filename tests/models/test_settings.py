@@ -27,8 +27,10 @@ torch.set_num_threads(1)  # of tiny models, threads would only wait for each oth
 
 
 def test_the_presets_are_the_models_of_the_paper() -> None:
-    assert set(PRESETS) == {"sasrec", "gsasrec", "gbert4rec"}
-    for preset in PRESETS.values():
+    papers = {"sasrec", "gsasrec", "gbert4rec"}
+    assert set(PRESETS) == papers | {"esasrec"}
+    for preset in (PRESETS[name] for name in papers):
+        assert preset.model.codes == "svd"
         assert (preset.model.width, preset.model.length) == (512, 200)
         assert preset.model.embedding == "recjpq"
         assert (preset.training.batch_size, preset.training.learning_rate) == (128, 0.001)

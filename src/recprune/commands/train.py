@@ -32,7 +32,7 @@ from recprune.training.distributed import (
     appointed,
     joined,
 )
-from recprune.training.launch import FAILED, INTERRUPTED, as_worker, launch
+from recprune.training.launch import FAILED, INTERRUPTED, as_worker, launch, leave
 from recprune.training.loop import EpochReport, find_device, train
 from recprune.types import (
     MAX_SUB_ITEMS,
@@ -102,6 +102,8 @@ def run(parsed: argparse.Namespace) -> None:
     try:
         if workers is not None:
             _join(parsed, workers)
+            if workers.count > 1:
+                leave(0)
         elif count == 1:
             _train(parsed, ALONE)
         else:
@@ -281,4 +283,4 @@ def _work(line_number: str, job: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_work(*sys.argv[1:]))
+    leave(_work(*sys.argv[1:]))

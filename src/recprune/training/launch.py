@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from recprune.training.distributed import LostWorkerError
 from recprune.training.signals import requests_to_stop
@@ -181,6 +182,17 @@ def as_worker(descriptor: int, work: Callable[[], None]) -> int:
     except MemoryError as error:
         return _report(connection, "failed", f"not enough memory: {error}", FAILED)
     return 0
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End a worker's process at once, without destructors.
+
+    Threads of torch's may still be under way when the interpreter takes everything down, and end
+    the process with SIGABRT although all work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _report(connection: socket.socket, kind: str, message: str, exit_code: int) -> int:
