@@ -24,16 +24,19 @@ from recprune.models.settings import find_preset
 from recprune.training.curves import draw_training
 from recprune.training.loop import EpochReport
 
-EPOCHS = 20
+EPOCHS = 10
 HOUSEHOLDS = 3
 SHOWN = 10
 # Small enough for a processor: a GPU would take the preset as it is.
 SETTINGS = {
     "width": 64,
     "length": 64,
-    "num_negatives": 128,
+    "loss": "softmax",
+    "negatives": "shared",
+    "num_negatives": 512,
     "batch_size": 64,
     "dropout": 0.1,
+    "repeats": 300,  # people buy again what they bought: a head that looks so many purchases back
     "validation_users": 512,
 }
 
@@ -44,7 +47,8 @@ def main() -> None:
     out = Path(sys.argv[2] if len(sys.argv) > 2 else "out/grocery-model")
     data = data_folder()
     log = recprune.read_interactions(data / "transactions.parquet")
-    holdout = recprune.temporal_holdout(log, validation_users=512)
+    # Asked for the beginning of a basket, as the test asks; in the middle of one is easier.
+    holdout = recprune.temporal_holdout(log, validation_users=512, validation="sitting")
     prepared = recprune.prepare(holdout, recprune.assign_svd(holdout.train), {"log": "grocery"})
 
     output.rule("5. A model learns what comes next")
@@ -93,7 +97,7 @@ def _evaluate(
     with showing_progress("evaluating"):
         timelines = [prepared.timeline(prepared.test, at) for at in range(len(prepared.test))]
         found = recommender.rank(histories, 10, timelines=timelines)
-        ranked = {"gSASRecJPQ": found.ids}
+        ranked = {"SASRecJPQ + repeats": found.ids}
         for baseline in recprune.every_baseline(train):
             ranked[baseline.name] = baseline.recommend(histories, 10, exclude_seen=False)
         users = {
@@ -107,8 +111,8 @@ def _evaluate(
     title = f"{len(histories):,} households, {prepared.num_items:,} products, all ranked"
     print_table(title, ("", *columns), evaluation_rows(evaluations, columns))
     print_repeats(evaluations, columns)
-    model = users.pop("gSASRecJPQ")
-    output.print(verdict("gSASRecJPQ", model, users), soft_wrap=True)
+    model = users.pop("SASRecJPQ + repeats")
+    output.print(verdict("SASRecJPQ + repeats", model, users), soft_wrap=True)
 
 
 def _recommend(
@@ -123,7 +127,13 @@ def _recommend(
         history = prepared.history(test, int(at))
         later = set(prepared.items[test.ends[at] : offsets[user + 1]].tolist())
         external = ids.take(history.tolist())
-        found = recommender.recommend([external], SHOWN, exclude_seen=False)
+        timeline = prepared.timeline(test, int(at))
+        found = recommender.recommend(
+            [external],
+            SHOWN,
+            times=[timeline.times.tolist()] if timeline is not None else None,
+            now=timeline.now if timeline is not None else None,
+        )
         rows = []
         recent = list(dict.fromkeys(external[::-1]))[:SHOWN]
         for past, best, item in zip(recent, found.items[0], found.ids[0].tolist(), strict=False):
