@@ -265,6 +265,7 @@ def test_a_checkpoint_within_an_epoch_is_as_good_as_one_after_it(
     prepared, settings = cycle(), settings_of(max_epochs=2)
     run(prepared, settings, tmp_path / "whole")
     monkeypatch.setattr("recprune.training.loop._CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr("recprune.training.loop._SAVING_PAYS_AFTER", 0)
     saved: list[bytes] = []
 
     def remember(*_: object) -> None:

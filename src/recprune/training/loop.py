@@ -25,7 +25,8 @@ from recprune.models.architectures import (
     build_model,
     with_embedding,
 )
-from recprune.models.learnt_codes import CodeReport, LearntEmbedding
+from recprune.models.embedding import ItemEmbedding
+from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.ranking import encode_histories, repeat_boosts, target_ranks
 from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
@@ -57,7 +58,10 @@ from recprune.types import (
 with needs_extra("train"):
     import torch
 
-_CHECKPOINT_EVERY = 60.0  # seconds
+_CHECKPOINT_EVERY = 60.0  # seconds, at least
+_SAVING_PAYS_AFTER = (
+    20  # times as long as saving took: gigabytes are not to be written all the time
+)
 _REPORT_EVERY = 32  # steps; looking at the loss makes the processor wait for the device
 
 
@@ -94,8 +98,8 @@ def train(
     """Train a model and return where that ended.
 
     `out` gets the best weights, a line of JSON about every epoch, and a checkpoint that is renewed
-    every minute. With `resume`, an earlier run in `out` goes on where it stopped. After
-    `max_seconds` no new epoch is begun.
+    every minute, or less often where that takes long. With `resume`, an earlier run in `out` goes
+    on where it stopped. After `max_seconds` no new epoch is begun.
 
     Several `workers`, joined before, call this alike and share the work of every step. The first of
     them alone reads and writes `out`, validates and reports.
@@ -108,8 +112,8 @@ def train(
     chosen = find_device(device)
     training = _Training(prepared, settings, Path(out), chosen)
     training.begin(resume, workers)
-    saved_at = time.monotonic()
-    ends_at, time_is_up = saved_at + max_seconds, False
+    save_at = time.monotonic() + _CHECKPOINT_EVERY
+    ends_at, time_is_up = time.monotonic() + max_seconds, False
     with _interruptible() as asked_to_stop:
         step, stop_asked = _make_step(training, compiled, workers, asked_to_stop)
         while not training.is_finished() and not time_is_up:
@@ -132,9 +136,12 @@ def train(
                     _refuse_nan(float(loss_sum), epoch, number)
                     if workers.is_first:
                         on_steps(number + 1, num_steps, float(loss))
-                if workers.is_first and time.monotonic() >= saved_at + _CHECKPOINT_EVERY:
+                if workers.is_first and time.monotonic() >= save_at:
+                    begun = time.monotonic()
                     training.save_within_epoch(number, float(loss_sum))
-                    saved_at = time.monotonic()
+                    took = time.monotonic() - begun
+                    pause = max(_CHECKPOINT_EVERY, _SAVING_PAYS_AFTER * took)
+                    save_at = time.monotonic() + pause
                 if stop_asked():
                     if workers.is_first:
                         training.save_within_epoch(number, float(loss_sum))
@@ -245,7 +252,11 @@ class _Training:
         """Judge an epoch, keep what it brought, and return where the training stands."""
         state = self.state
         time_is_up = time.monotonic() >= ends_at
-        model, codes, is_final = self._deployed(time_is_up)
+        embedding = self._embedding_to_judge(time_is_up)
+        model, is_final = self.model, True
+        if isinstance(embedding, LearntEmbedding):
+            is_final = embedding.quantises
+            model = with_embedding(model, embedding.as_recjpq()) if is_final else model
         ndcg_10 = validation_ndcg(model, self.prepared, self.settings)
         # As long as nothing at all is found, and without validation users, the newest is best.
         best = is_final and (ndcg_10 > state.best_ndcg or ndcg_10 == 0.0 == state.best_ndcg)
@@ -259,6 +270,7 @@ class _Training:
             state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds
         )
         if best:
+            codes = embedding.report() if isinstance(embedding, LearntEmbedding) else None
             save_model(self.folder, self.settings, model, self.checksum, ndcg_10, codes)
         _append_line(self.folder / EPOCHS, report)
         on_epoch(report)
@@ -266,21 +278,17 @@ class _Training:
             self.save()
         return {"state": asdict(state), "time_is_up": time_is_up}
 
-    def _deployed(self, time_is_up: bool) -> tuple[SequenceModel, CodeReport | None, bool]:
-        """Return the model as it would be saved, and whether it can be.
+    def _embedding_to_judge(self, time_is_up: bool) -> ItemEmbedding:
+        """Return the item embedding of the model; of a table that is not cut yet, a cut copy.
 
-        A table that is not cut yet cannot: it is only judged. If time is up, a copy is cut.
+        That is only for the end of the time: before, such a table is judged as it is, and not
+        saved.
         """
         embedding = self.model.embedding
-        if not isinstance(embedding, LearntEmbedding):
-            return self.model, None, True
-        if time_is_up and not embedding.quantises:
+        if isinstance(embedding, LearntEmbedding) and time_is_up and not embedding.quantises:
             embedding = copy.deepcopy(embedding)
             embedding.cut(stream_generator(self.settings.training.seed, Stream.CODES))
-        if not embedding.quantises:
-            return self.model, None, False
-        deployed = with_embedding(self.model, embedding.as_recjpq())
-        return deployed, embedding.report(), True
+        return embedding
 
     def _first_state(self, resume: bool) -> State:
         """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
