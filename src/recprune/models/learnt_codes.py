@@ -202,8 +202,11 @@ class LearntEmbedding(nn.Module):
         centroids = self.sub_item_embeddings
         with torch.autocast(full.device.type, enabled=False):
             # ½‖e − c‖² = ½‖e‖² − (e·c − ½‖c‖²): the largest similarity is the smallest distance.
-            products = torch.bmm(parts.float().transpose(0, 1), centroids.transpose(1, 2))
-            nearest = (products - 0.5 * centroids.square().sum(-1).unsqueeze(1)).argmax(-1)
+            norms = centroids.square().sum(-1).unsqueeze(1)  # [M, 1, B]
+            similarities = torch.baddbmm(
+                norms, parts.float().transpose(0, 1), centroids.transpose(1, 2), beta=-0.5
+            )
+            nearest = similarities.argmax(-1)
         return nearest.T.reshape(*full.shape[:-1], self.num_splits)
 
     def _flat_codes(self, full: Tensor) -> Tensor:
