@@ -27,9 +27,8 @@ from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
 from recprune.search import reference
 from recprune.search.top_k import TopK
-from recprune.types import Float32Array, Int64Array, Json
+from recprune.types import Boosts, Float32Array, Json
 
-Boosts: TypeAlias = tuple[Int64Array, Float32Array]
 Ask: TypeAlias = Callable[[Float32Array], TopK]
 _CHECKED = 5  # queries whose answers are compared with exhaustive scoring
 

@@ -418,6 +418,19 @@ def test_boosts_are_added_to_the_scores_of_all_histories(trained: Trained) -> No
     assert np.array_equal(nothing.ids, plain.ids)
 
 
+def test_popular_items_that_are_boosted_alike_stand_in_the_order_of_their_ids(
+    sasrec: Trained,
+) -> None:
+    """So much is added that float32 forgets how popular each was."""
+    popularity = sasrec.prepared.training_counts()
+    first, second = np.argsort(popularity)[[20, -1]]  # of which the second is more popular
+    pair = sorted([int(first), int(second)])
+    boosts = dict.fromkeys(sasrec.external(pair), 1e9)
+    found = sasrec.recommender.recommend([[]], 2, boosts=boosts)
+    assert found.scores[0, 0] == found.scores[0, 1]
+    assert found.ids[0].tolist() == pair
+
+
 def test_what_was_seen_comes_again_where_a_model_has_learnt_to_repeat(
     trainings: dict[str, Trained],
 ) -> None:
@@ -460,6 +473,8 @@ def test_a_repeat_head_is_told_how_long_ago_things_were(trainings: dict[str, Tra
         ({"times": [["a", "b"]]}, r"times\[0\] is .*, expected seconds since 1970"),
         ({"times": [[1, 2]], "now": float("inf")}, "now is inf, expected seconds since 1970"),
         ({"now": "soon"}, "now is 'soon', expected seconds since 1970"),
+        ({"times": 5}, "times is 5, expected the times of each history"),
+        ({"times": [[1.7e12, 1.7e12]]}, "expected seconds since 1970"),  # these are milliseconds
     ],
 )
 def test_times_that_are_none(sasrec: Trained, arguments: dict[str, Any], message: str) -> None:
@@ -694,6 +709,17 @@ def test_all_of_a_log_can_be_fitted(tmp_path: Path) -> None:
         Recommender.fit(
             log, train_fraction=1.0, epochs_of=tmp_path / "max_epochs", **sizes, **quick
         )
+
+
+def test_learnt_codes_have_the_sizes_that_a_fit_is_given() -> None:
+    recommender = Recommender.fit(
+        walks(60, 90, "strings"),
+        num_splits=4,
+        num_sub_items=16,
+        device="cpu",
+        **SMALL | {"codes": "learnt", "full_epochs": 1},
+    )
+    assert (recommender.index.num_splits, recommender.index.num_sub_items) == (4, 16)
 
 
 def test_a_small_log_can_be_fitted_without_choosing_sizes() -> None:

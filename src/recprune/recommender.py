@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.models.repeats import RepeatBoosts
+from recprune.models.repeats import NUM_BUCKETS, RepeatBoosts
 from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
@@ -55,7 +55,7 @@ _VERSION = 4  # of the format
 
 _LARGEST_BOOST = float(np.finfo(np.float32).max)
 
-_LAST_SECOND = 1e15  # far beyond any time; differences of such numbers are exact
+_LAST_SECOND = 7_258_118_400  # the year 2200, as everywhere in recprune
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
@@ -134,19 +134,25 @@ class Recommender:
         For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
         same in three steps.
         """
-        from recprune.preparation.codebook import assign_svd
+        from recprune.preparation.codebook import assign_random, assign_svd
         from recprune.training.loop import train
 
         whole = train_fraction == 1.0
         values |= _epochs(values, epochs_of, whole)
         settings = find_preset(preset).with_values(values)
+        if settings.model.learns_codes:
+            sizes = {"num_splits": num_splits, "num_sub_items": num_sub_items}
+            settings = settings.with_values(sizes)
         if settings.model.embedding == "full":
             _check_full_size(log.num_items)  # before hours of training
         seed = settings.training.seed
         holdout = _hold_out(log, train_fraction, settings)
-        codebook = assign_svd(
-            holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
-        )
+        if settings.model.learns_codes:  # then those of the prepared log are not looked at
+            codebook = assign_random(log.num_items, num_splits=1, num_sub_items=2, seed=seed)
+        else:
+            codebook = assign_svd(
+                holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
+            )
         kind = "none" if whole else "temporal"
         prepared = prepare(holdout, codebook, {"holdout": kind, "seed": seed})
         with TemporaryDirectory() as scratch:
@@ -245,9 +251,9 @@ class Recommender:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
+            return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx)
         except StorageError as error:
             raise StorageError(f"{folder}: {error}") from None
-        return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx)
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -386,7 +392,7 @@ class Recommender:
         excluded: Int64Array,
         allowed: NDArray[Any] | None,
         boosted: Boosts | None,
-    ) -> tuple[Int64Array, NDArray[np.float64]]:
+    ) -> tuple[Int64Array, Float32Array]:
         """Return the best k by numbers of interactions and boosts, and these sums."""
         best = self._most_popular
         items, boosts = boosted if boosted is not None else (best[:0], np.empty(0, np.float32))
@@ -395,7 +401,7 @@ class Recommender:
             best, items, boosts = best[mask[best]], items[mask[items]], boosts[mask[items]]
         # Enough, whichever of them are excluded or sink.
         best = np.union1d(best[: k + len(excluded) + len(items)], items)
-        totals = self.popularity[best].astype(np.float64)
+        totals = self.popularity[best].astype(np.float32)
         totals[np.searchsorted(best, items)] += boosts
         kept = ~np.isin(best, excluded)
         best, totals = best[kept], totals[kept]
@@ -557,6 +563,9 @@ def _repeat_boosts(settings: Json, weights: dict[str, NDArray[Any]]) -> RepeatBo
         head = weights["repeats.weight"], weights["repeats.bias"]
     except KeyError as error:
         raise StorageError(f"the recommender has no {error.args[0]}") from None
+    shapes = (NUM_BUCKETS, settings["model"]["width"]), (NUM_BUCKETS,)
+    if tuple(array.shape for array in head) != shapes:
+        raise StorageError("the repeat head of the recommender is of another version")
     return RepeatBoosts(*head, settings["model"]["repeats"])
 
 
@@ -569,7 +578,9 @@ def _timelines(
     asked_at = None if now is None else int(_seconds(now, "now", 0))
     if times is None:
         return [None] * len(kept)
-    if not isinstance(times, Sequence) or len(times) != len(kept):
+    if not hasattr(times, "__len__") or not hasattr(times, "__iter__"):
+        raise InputError(f"times is {times!r:.60}, expected the times of each history")
+    if len(times) != len(kept):
         raise InputError(f"times has {len(times)} entries for {len(kept)} histories")
     timelines: list[Timeline | None] = []
     for place, (row, chosen) in enumerate(zip(times, kept, strict=True)):

@@ -177,6 +177,28 @@ def test_two_workers_learn_the_codes_that_one_does(tmp_path: Path) -> None:
     assert_nearly_the_same(tmp_path / "two", tmp_path / "one")
 
 
+def test_two_workers_go_on_with_codes_that_are_cut(tmp_path: Path) -> None:
+    """From the middle of an epoch: only the first of them has read the checkpoint."""
+    prepared = cycle(41)
+    settings = settings_of(
+        dropout=0.0, max_epochs=2, full_epochs=1, codes="learnt", num_splits=4, num_sub_items=4
+    )
+    prepared.save(tmp_path / "prepared")
+    train(prepared, settings, tmp_path / "one", device="cpu")
+
+    def interrupt(step: int, of: int, _: float) -> None:
+        if lines_of(tmp_path / "two" / "epochs.jsonl") == 1 and step < of:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recprune.training.loop._REPORT_EVERY", 2)
+        with pytest.raises(InterruptedWorkError, match="in epoch 2 after 2 of 5"):
+            train(prepared, settings, tmp_path / "two", device="cpu", on_steps=interrupt)
+    arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two"), "--resume"]
+    assert main([*arguments, "--workers", "2", "--device", "cpu"]) == 0
+    assert_nearly_the_same(tmp_path / "two", tmp_path / "one")
+
+
 def test_torchrun_starts_workers_as_well(tmp_path: Path) -> None:
     """More of them than a minibatch has rows; and their number need not be given."""
     prepared = cycle(5, 15, 10)

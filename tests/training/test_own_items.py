@@ -13,7 +13,7 @@ import torch
 from recprune import assign_random
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.ranking import encode_histories, repeat_boosts
-from recprune.models.repeats import event_features
+from recprune.models.repeats import UNKNOWN_TIME, event_features
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train
@@ -116,7 +116,7 @@ def test_times_are_hidden_for_some_users() -> None:
     features = event_features(prepared.items, prepared.offsets)
     own = make_minibatch(prepared, np.arange(40), settings, 0, 0, features).own
     assert own is not None
-    hidden = own.now[3] < 0
+    hidden = own.now[3] == UNKNOWN_TIME
     for user in range(40):
         assert len(set(hidden[own.now[0] == user].tolist())) == 1
     assert 0.05 < hidden.mean() < 0.6

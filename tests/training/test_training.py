@@ -26,7 +26,7 @@ from recprune.data.identifiers import IntegerIds
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.training.checkpoint import load_code_report, load_model
+from recprune.training.checkpoint import best_epoch, load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
 from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
@@ -201,6 +201,27 @@ def test_a_training_that_ends_before_its_codes_are_cut_saves_some_all_the_same(
     assert report.best
     assert weights(tmp_path)["embedding.codes"].shape == (20, 4)
     run(prepared, settings, tmp_path, resume=True)
+
+
+def test_the_best_epoch_is_one_that_was_saved(tmp_path: Path) -> None:
+    """Before they are cut, full vectors are better than what comes of them."""
+    lines = [
+        {"epoch": 1, "ndcg": 0.3, "best": False},
+        {"epoch": 2, "ndcg": 0.1, "best": True},
+        {"epoch": 3, "ndcg": 0.2, "best": True},
+        {"epoch": 4, "ndcg": 0.2, "best": False},
+    ]
+    (tmp_path / EPOCHS).write_text("\n".join(map(json.dumps, lines)))
+    assert best_epoch(tmp_path) == 3
+
+
+def test_learnt_codes_of_many_items_need_shared_negatives(tmp_path: Path) -> None:
+    prepared = cycle(num_items=100)
+    settings = settings_of(**LEARNT)  # 4 negatives and a width of 16
+    with pytest.raises(InputError, match="for 100 items need negatives that a minibatch shares"):
+        train(prepared, settings, tmp_path, device="cpu")
+    shared = settings.with_values({"negatives": "shared"})
+    assert train(prepared, shared, tmp_path, device="cpu").epoch == 3
 
 
 # Stopping and going on ---------------------------------------------------------------------------

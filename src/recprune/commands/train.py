@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from recprune.commands.settings_options import add_settings_arguments, set_names, with_given
-from recprune.models.settings import Settings, describe_settings, find_preset
+from recprune.models.settings import Settings, TrainingSettings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import (
     CHECKPOINT,
@@ -167,6 +167,8 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     where = Path(parsed.out) / MODEL
     if len(prepared.validation):
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
+    else:
+        _say(f"trained for {state.epoch} epochs; weights in {where}")
     report = load_code_report(parsed.out)
     if report is not None:
         _say(
@@ -174,8 +176,6 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.unused_sub_items:,} sub-items are unused, quantisation lost "
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
-    else:
-        _say(f"trained for {state.epoch} epochs; weights in {where}")
     _draw_curve(Path(parsed.out))
 
 
@@ -186,12 +186,20 @@ def _introduce(
     many = f", {workers.count} workers" if workers.count > 1 else ""
     _say(
         f"{model.architecture} ({model.embedding}) for {prepared.num_items:,} items: "
-        f"{training.loss} with {training.num_negatives} negatives, on {device}{many}"
+        f"{training.loss} {_compared_with(training)}, on {device}{many}"
     )
     if not len(prepared.validation):
         _say("no validation users: the last weights will be kept")
     if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
+
+
+def _compared_with(training: TrainingSettings) -> str:
+    if training.loss == "cross_entropy":
+        return "over all items"
+    more = f" and {training.num_in_batch} in-batch" if training.num_in_batch else ""
+    shared = " shared" if training.negatives == "shared" else ""
+    return f"with {training.num_negatives}{shared}{more} negatives"
 
 
 def _list_settings(settings: Settings) -> None:

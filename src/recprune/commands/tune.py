@@ -18,7 +18,7 @@ from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import EpochReport
 from recprune.training.tuning import BEST, TABLE, TrialReport, trial_folder, tune
-from recprune.training.tuning_space import DEFAULT_SPACE
+from recprune.training.tuning_space import default_space
 from recprune.types import InputError
 
 _SHOWN = 10  # trials, in the table at the end
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    settings, space = _settings(parsed), _space(parsed)
+    settings, space = _settings(parsed), _space(parsed, _settings(parsed))
     if parsed.list_space:
         print(json.dumps(space, indent=2))  # noqa: T201
         return
@@ -93,9 +93,9 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     return settings.with_values(patience)
 
 
-def _space(parsed: argparse.Namespace) -> dict[str, Any]:
+def _space(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     """Return what is tried: a file's space or the default one, without what is given."""
-    space = read_json(parsed.space) if parsed.space else DEFAULT_SPACE
+    space = read_json(parsed.space) if parsed.space else default_space(settings)
     if not isinstance(space, dict):
         raise InputError(f"{parsed.space}: expected an object with what to try for each setting")
     fixed = given_names(parsed)

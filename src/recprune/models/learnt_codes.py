@@ -188,9 +188,13 @@ class LearntEmbedding(nn.Module):
             quantisation_error=error / max(spread, 1e-30),
         )
 
+    def look_whether_cut(self) -> None:
+        """Find out what the buffers say, after something else has written them."""
+        self.quantises = bool(self.is_quantised > 0)
+
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.quantises = bool(self.is_quantised > 0)
+        self.look_whether_cut()
 
     def _straight_through(self, full: Tensor) -> Tensor:
         # The second summand is 0, and its gradient is that of the full vectors.

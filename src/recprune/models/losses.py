@@ -34,29 +34,34 @@ def find_loss(settings: TrainingSettings, num_items: int) -> LossFunction:
     # that knows nothing yet must push all of them far down. If it had to do that with its vectors,
     # they would all turn the same way and take long to part again; so it begins there.
     offset = math.log(beta / settings.num_negatives)
+    # Further negatives, the own items of users, add to the sum, but not to what it is divided by:
+    # there are more or fewer of them by the padding of a minibatch.
+    drawn = settings.num_negatives + settings.num_in_batch
     losses: dict[Loss, LossFunction] = {
-        "bce": bce,
-        "gbce": lambda positive, negatives: gbce(positive + offset, negatives + offset, beta),
+        "bce": lambda positive, negatives: bce(positive, negatives, drawn),
+        "gbce": lambda positive, negatives: gbce(
+            positive + offset, negatives + offset, beta, drawn
+        ),
         "softmax": sampled_softmax,
         "cross_entropy": sampled_softmax,  # over negatives that are all other items
     }
     return losses[settings.loss]
 
 
-def bce(positive: Tensor, negatives: Tensor) -> Tensor:
+def bce(positive: Tensor, negatives: Tensor, count: int | None = None) -> Tensor:
     """Binary cross-entropy, the loss of SASRec: the mean over all 1 + k decisions of a position."""
-    return gbce(positive, negatives, beta=1.0)
+    return gbce(positive, negatives, beta=1.0, count=count)
 
 
-def gbce(positive: Tensor, negatives: Tensor, beta: float) -> Tensor:
+def gbce(positive: Tensor, negatives: Tensor, beta: float, count: int | None = None) -> Tensor:
     """Generalised binary cross-entropy (Petrov and Macdonald, RecSys 2023).
 
     −(log σ^β(s⁺) + Σ log(1 − σ(s⁻))) / (k + 1). As the power is inside the logarithm, it is just a
-    factor.
+    factor. k is `count`, or the number of negatives.
     """
     positive, negatives = positive.float(), negatives.float()
     total = beta * softplus(-positive) + softplus(negatives).sum(-1)
-    return total / (1 + negatives.shape[-1])
+    return total / (1 + (negatives.shape[-1] if count is None else count))
 
 
 def gbce_beta(num_negatives: int, num_items: int, calibration: float) -> float:

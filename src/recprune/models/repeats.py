@@ -37,6 +37,7 @@ FIRST_SLOW = FIRST_FAST + FAST_BUCKETS
 FIRST_AGE = FIRST_SLOW + SLOW_BUCKETS
 NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
 NEVER = np.int64(1 << 31)
+UNKNOWN_TIME = -(1 << 62)  # in place of seconds
 
 
 class EventFeatures(NamedTuple):
@@ -75,6 +76,7 @@ def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = 
 
     How often they came is counted over the whole history.
     """
+    history = np.asarray(history, np.int32)
     features = event_features(history, np.array([0, len(history)]))
     last = np.flatnonzero(features.until_next == NEVER)
     last = last[last >= len(history) - looks_back]
@@ -149,7 +151,7 @@ def _decayed_counts(gaps: Int64Array, counts: Int64Array, decay: float) -> NDArr
     One round for each number of repetitions: there are few long runs.
     """
     found = np.ones(len(counts))
-    factors = np.exp(-gaps / decay)
+    factors = np.exp(-np.maximum(gaps, 0) / decay)  # below 0 where a run begins
     by_count = np.argsort(counts, kind="stable")
     ends = np.cumsum(np.bincount(counts, minlength=2))
     for count in range(2, len(ends)):

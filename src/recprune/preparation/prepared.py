@@ -108,14 +108,15 @@ class Prepared:
         ends = np.repeat(self.train_ends, np.diff(self.offsets))
         return np.arange(len(self.items)) < ends
 
-    def checksum(self) -> str:
-        """Return a checksum of all but times: a model is of one prepared log and of no other.
+    def checksum(self, *, with_times: bool = False) -> str:
+        """Return a checksum of everything: a model is of one prepared log and of no other.
 
+        Times are left out for models that do not look at them.
         So models of a log that was prepared without them, by an earlier version, stay valid.
         """
         total = hashlib.sha256()
         for name, array in sorted(self._arrays().items()):
-            if name == "times":
+            if name == "times" and not with_times:
                 continue
             total.update(name.encode())
             total.update(np.ascontiguousarray(array).data)

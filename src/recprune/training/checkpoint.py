@@ -140,16 +140,16 @@ def best_epoch(folder: str | Path) -> int:
     path = Path(folder) / EPOCHS
     try:
         epochs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        ndcg = {int(entry["epoch"]): float(entry["ndcg"]) for entry in epochs}
+        best = [int(entry["epoch"]) for entry in epochs if entry["best"] and entry["ndcg"] > 0]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{path}: not the epochs of a training: {error}") from None
-    if not any(ndcg.values()):
+    if not best:
         raise InputError(
             f"{path}: no epoch found anything for validation users, so that none of them is best"
         )
-    return max(ndcg, key=lambda epoch: ndcg[epoch])
+    return best[-1]
 
 
 def save_model(
@@ -187,7 +187,7 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         float(metadata["validation_ndcg"])  # a checkpoint has none
     except (KeyError, ValueError) as error:
         raise StorageError(f"{path}: not a trained model: {error}") from None
-    if checksum != prepared.checksum():
+    if checksum != prepared.checksum(with_times=settings.model.repeats > 0):
         raise InputError(f"{path}: was trained on another prepared log")
     try:
         model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)

@@ -76,6 +76,7 @@ class EpochReport:
     steps: int  # so far
     steps_per_second: float
     seconds: float  # of the whole training, so far
+    can_be_saved: bool = True  # learnt codes that are not cut yet cannot
 
 
 Report = Callable[[EpochReport], None]
@@ -167,7 +168,7 @@ class _Training:
         self.settings = settings
         self.folder = folder
         self.device = device
-        self.checksum = prepared.checksum()
+        self.checksum = prepared.checksum(with_times=settings.model.repeats > 0)
         torch.manual_seed(settings.training.seed)
         self.model = _untrained(settings, prepared).to(device)
         on_gpu = device.type == "cuda"
@@ -196,6 +197,8 @@ class _Training:
         self.state = State(**outcome["state"])
         if workers.count > 1:
             workers.broadcast(training_tensors(self.model, self.optimiser, self.state))
+            if isinstance(self.model.embedding, LearntEmbedding):
+                self.model.embedding.look_whether_cut()
         self._begun = time.monotonic() - self.state.seconds
 
     def begin_epoch(self, workers: Workers) -> bool:
@@ -267,7 +270,7 @@ class _Training:
         state.seconds = self.seconds()
         state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
         report = EpochReport(
-            state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds
+            state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds, is_final
         )
         if best:
             codes = embedding.report() if isinstance(embedding, LearntEmbedding) else None
@@ -314,6 +317,7 @@ class _Training:
 
 def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
     if settings.model.learns_codes:
+        _refuse_many_vectors(settings, prepared.num_items)
         return build_learning_model(settings.model, prepared.num_items)
     codes, num_sub_items = prepared.codes, prepared.num_sub_items
     if settings.model.codes == "random":
@@ -325,6 +329,17 @@ def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
         )
         codes = drawn.codes
     return build_model(settings.model, codes, num_sub_items)
+
+
+def _refuse_many_vectors(settings: Settings, num_items: int) -> None:
+    """Refuse to quantise the vectors of all candidates of all positions, in every step."""
+    training = settings.training
+    few = num_items <= (1 + training.num_negatives) * settings.model.width
+    if training.negatives == "own" and training.loss != "cross_entropy" and not few:
+        raise InputError(
+            f"learnt codes for {num_items:,} items need negatives that a minibatch shares: "
+            "set negatives=shared"
+        )
 
 
 def _make_step(

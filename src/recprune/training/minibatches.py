@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
-from recprune.models.repeats import EventFeatures
+from recprune.models.repeats import UNKNOWN_TIME, EventFeatures
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import MICROSECONDS, Prepared
 from recprune.training.random_streams import Stream, stream_generator
@@ -34,7 +34,7 @@ class OwnEvents(NamedTuple):
 
     events: Int64Array  # [5, users, longest]
     # [4, predictions]: the user, the column of the newest event by then, which of the user's
-    # predictions it is, and the time in seconds at which it is made; −1: not known.
+    # predictions it is, and the time in seconds at which it is made, or UNKNOWN_TIME.
     now: Int64Array
 
 
@@ -100,7 +100,7 @@ def make_minibatch(
         first = np.maximum(starts, ends - lengths - settings.model.repeats)
         own = _own_events(prepared, features, first, ends - 1, lengths - 1)
         without_times = rng.random(len(users)) < _WITHOUT_TIMES
-        own.now[3, without_times[own.now[0]]] = -1
+        own.now[3, without_times[own.now[0]]] = UNKNOWN_TIME
         return replace(packed, own=own)
     masked = rng.random(len(windows)) < settings.training.mask_share
     only_last = rng.random(len(users)) < _ONLY_LAST
@@ -173,7 +173,7 @@ def _own_events(
     users = np.repeat(np.arange(len(counts)), predictions)
     columns = _ranges(counts - predictions, predictions)
     places = _ranges(np.zeros_like(predictions), predictions)
-    asked_at = np.full(len(users), -1)
+    asked_at = np.full(len(users), UNKNOWN_TIME)
     if prepared.times is not None:
         events[4].flat[flat] = prepared.times[chosen] // MICROSECONDS
         # That of the target, which is the next event.

@@ -111,7 +111,9 @@ class Negatives:
         """
         embedding = self._embedding
         if isinstance(embedding, LearntEmbedding) and embedding.quantises:
-            drawn = negatives[: len(targets), 0] if negatives.dim() == 2 else negatives
+            drawn = negatives
+            if negatives.dim() == 2:
+                drawn = torch.where(targets >= 0, negatives[: len(targets), 0], -1)
             embedding.follow(embedding.tally(torch.cat([targets, drawn])))
 
 

@@ -19,6 +19,7 @@ from recprune.models.repeats import (
     FIRST_FAST,
     FIRST_SLOW,
     UNKNOWN_AGE,
+    UNKNOWN_TIME,
     recency_bucket,
 )
 from recprune.types import needs_extra
@@ -81,4 +82,4 @@ class OwnItems:
     def _age_buckets(self, asked_at: Tensor, times: Tensor) -> Tensor:
         ages = asked_at.unsqueeze(1) - times
         buckets = torch.bucketize(ages, self._age_bounds, right=True)
-        return torch.where(asked_at.unsqueeze(1) < 0, UNKNOWN_AGE, buckets)
+        return torch.where(asked_at.unsqueeze(1) == UNKNOWN_TIME, UNKNOWN_AGE, buckets)

@@ -104,6 +104,7 @@ class SharedStep:
         self._device = device
         self._workers = workers
         self._asked_to_stop = asked_to_stop
+        self._embedding = model.embedding
         self._negatives = Negatives(model, settings.training, prepared, device)
         loss_sum = _loss_sum(model, settings, self._negatives, device)
         self._loss_sum = torch.compile(loss_sum, dynamic=True) if compiled else loss_sum
@@ -129,6 +130,8 @@ class SharedStep:
         self._optimiser.step()
         # Every worker for itself: all know the whole minibatch, and have the same vectors.
         self._negatives.follow(targets, negatives)
+        if self._device.type == "cuda" and isinstance(self._embedding, LearntEmbedding):
+            self._workers.broadcast(self._embedding.buffers())  # GPUs add in no fixed order
         return self._loss[0]
 
     def stop_asked(self) -> bool:

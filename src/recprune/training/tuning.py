@@ -44,7 +44,7 @@ BEST = "best.json"
 TRIALS = "trials"
 _PROGRESS = "progress"  # of a trial, as the study keeps it
 _STARTUP_TRIALS = 5  # run to their end before the median of trials is trusted
-_WARMUP_EPOCHS = 3  # in which no trial is given up
+_WARMUP_EPOCHS = 3  # before whose end no trial is given up
 _ATTEMPTS = 30  # at drawing settings that were not tried yet
 _FAILURES = 10  # in a row, after which something else is wrong than the settings
 _NAMES = {
@@ -174,7 +174,8 @@ class _Tuning:
                 progress.update(ndcg=report.ndcg, best_epoch=report.epoch)
             trial.set_user_attr(_PROGRESS, progress)
             on_epoch(trial.number, report)
-            if report.epoch not in reported:  # an epoch may be run again after a crash
+            # An epoch may be run again after a crash.
+            if report.can_be_saved and report.epoch not in reported:
                 trial.report(report.ndcg, report.epoch)
             if trial.should_prune():
                 raise _HopelessError

@@ -34,6 +34,15 @@ DEFAULT_SPACE: dict[str, Any] = {
 _BOUNDS = {"from", "to"}
 
 
+def default_space(settings: Settings) -> dict[str, Any]:
+    """Return what is tried beside given settings: the logQ correction is for softmax alone."""
+    return {
+        name: entry
+        for name, entry in DEFAULT_SPACE.items()
+        if name != "loss" or not settings.training.logq
+    }
+
+
 def read_space(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
     """Return what Optuna draws each setting from."""
     if not space:

@@ -46,8 +46,6 @@ from recprune.types import (
     StorageError,
 )
 
-# Internal ids of items and what is added to their scores.
-
 
 class NoEncoderError(RecpruneError):
     """An index was asked to recommend: it has no encoder."""

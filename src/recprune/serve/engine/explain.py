@@ -339,7 +339,7 @@ def _upper_bound(query: _Query, visited: Int64Array) -> float | None:
 
 def _begin(query: _Query) -> TracePoint:
     """Return where a search stands before the first step: boosted items are scored by then."""
-    scored = query.scores[np.isin(query.items, list(query.boosted))]
+    scored = query.scores[np.isin(query.items, list(query.boosted | query.repeated))]
     threshold = float(np.sort(scored)[-query.k]) if 0 < query.k <= len(scored) else None
     visited = np.zeros(query.index.num_splits, np.int64)
     bound = _upper_bound(query, visited)
