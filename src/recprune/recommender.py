@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.models.repeats import NUM_BUCKETS, RepeatBoosts
+from recprune.models.repeats import RepeatBoosts
 from recprune.models.settings import Settings, find_preset
+from recprune.models.timelines import checked_timelines
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
@@ -54,8 +55,6 @@ KIND = "recommender"
 _VERSION = 4  # of the format
 
 _LARGEST_BOOST = float(np.finfo(np.float32).max)
-
-_LAST_SECOND = 7_258_118_400  # the year 2200, as everywhere in recprune
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
@@ -98,7 +97,8 @@ class Recommender:
         self.popularity = popularity  # training interactions of every item
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
-        self._repeats = _repeat_boosts(settings, weights)
+        looks_back = settings["model"].get("repeats", 0)
+        self._repeats = RepeatBoosts.from_weights(weights, looks_back) if looks_back else None
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
@@ -284,9 +284,9 @@ class Recommender:
         their numbers of interactions. `times` says for each history when its events were, in
         seconds since 1970, or None where that is not known, and `now` when the recommendation is
         asked for; without it, at the last event: a repeat head looks at how long ago things were.
-        A search that is not done at `deadline`, by
-        `time.monotonic()`, returns the best found so far, and its statistics say whether that is
-        exact. `index` is another one of the same items, such as a `ShardedIndex`.
+        A search that is not done at `deadline`, by `time.monotonic()`, returns the best found so
+        far, and its statistics say whether that is exact. `index` is another one of the same items,
+        such as a `ShardedIndex`.
         """
         clock = _Clock()
         k = checked_k(k)
@@ -296,7 +296,7 @@ class Recommender:
             check_can_stop(chosen)
         searched = self._same_items(index) if index is not None else self.index
         known, unknown, kept = self._internal(histories)
-        timelines = _timelines(times, now, kept)
+        timelines = checked_timelines(times, now, kept)
         excluded = [self._find_known(exclude)] * len(known)
         if exclude_seen or (exclude_seen is None and not self.repeats):
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
@@ -554,57 +554,6 @@ def _hold_out(log: Interactions, train_fraction: float, settings: Settings) -> H
         validation_users=settings.training.validation_users,
         seed=settings.training.seed,
     )
-
-
-def _repeat_boosts(settings: Json, weights: dict[str, NDArray[Any]]) -> RepeatBoosts | None:
-    if not settings["model"].get("repeats"):
-        return None
-    try:
-        head = weights["repeats.weight"], weights["repeats.bias"]
-    except KeyError as error:
-        raise StorageError(f"the recommender has no {error.args[0]}") from None
-    shapes = (NUM_BUCKETS, settings["model"]["width"]), (NUM_BUCKETS,)
-    if tuple(array.shape for array in head) != shapes:
-        raise StorageError("the repeat head of the recommender is of another version")
-    return RepeatBoosts(*head, settings["model"]["repeats"])
-
-
-def _timelines(
-    times: Sequence[Sequence[float] | None] | None,
-    now: float | None,
-    kept: list[NDArray[np.bool_]],
-) -> list[Timeline | None]:
-    """Return the times of those events of histories that are kept."""
-    asked_at = None if now is None else int(_seconds(now, "now", 0))
-    if times is None:
-        return [None] * len(kept)
-    if not hasattr(times, "__len__") or not hasattr(times, "__iter__"):
-        raise InputError(f"times is {times!r:.60}, expected the times of each history")
-    if len(times) != len(kept):
-        raise InputError(f"times has {len(times)} entries for {len(kept)} histories")
-    timelines: list[Timeline | None] = []
-    for place, (row, chosen) in enumerate(zip(times, kept, strict=True)):
-        if row is None or not chosen.any():
-            timelines.append(None)
-            continue
-        seconds = _seconds(row, f"times[{place}]", 1)
-        if len(seconds) != len(chosen):
-            raise InputError(f"times[{place}] has {len(seconds)} times for {len(chosen)} items")
-        last = int(seconds[-1]) if asked_at is None else asked_at
-        timelines.append(Timeline(seconds[chosen], last))
-    return timelines
-
-
-def _seconds(values: Any, name: str, dimensions: int) -> Int64Array:
-    try:
-        array = np.asarray(values)
-        finite = array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
-    except ValueError:
-        array, finite = np.empty(0), False
-    if not finite or array.ndim != dimensions or np.abs(array).max(initial=0) >= _LAST_SECOND:
-        raise InputError(f"{name} is {values!r:.60}, expected seconds since 1970")
-    seconds: Int64Array = np.floor(array).astype(np.int64)
-    return seconds
 
 
 def _combined(

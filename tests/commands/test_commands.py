@@ -109,9 +109,12 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 @pytest.fixture(scope="module")
 def other(shop: Shop) -> str:
     """The same log, prepared with another codebook."""
-    out = str(shop.folder / "other")
-    options = ["--assignment", "random", *SIZES]
-    run_shown("prepare", str(shop.folder / "log.csv"), "--out", out, *options)
+    return prepared_again(shop, "other", "--assignment", "random")
+
+
+def prepared_again(shop: Shop, name: str, *options: str) -> str:
+    out = str(shop.folder / name)
+    run_shown("prepare", str(shop.folder / "log.csv"), "--out", out, *options, *SIZES)
     return out
 
 
@@ -224,10 +227,7 @@ def test_wrong_words_show_the_usage_of_the_command(
 @pytest.fixture(scope="module")
 def whole(shop: Shop) -> str:
     """The same log, with nothing held out."""
-    out = str(shop.folder / "whole")
-    options = ["--holdout", "none", *SIZES]
-    run_shown("prepare", str(shop.folder / "log.csv"), "--out", out, *options)
-    return out
+    return prepared_again(shop, "whole", "--holdout", "none")
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -15,6 +15,16 @@ from recprune.models.settings import PRESETS, Settings
 from recprune.types import InputError
 
 
+def add_budget_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-minutes",
+        type=float,
+        default=float("inf"),
+        metavar="N",
+        help="begin no epoch after this",
+    )
+
+
 def add_settings_arguments(parser: argparse.ArgumentParser, *, default: str) -> None:
     """Add a preset, a file and single values; `default` says what there is without a preset."""
     parser.add_argument(

@@ -13,7 +13,12 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-from recprune.commands.settings_options import add_settings_arguments, set_names, with_given
+from recprune.commands.settings_options import (
+    add_budget_argument,
+    add_settings_arguments,
+    set_names,
+    with_given,
+)
 from recprune.models.settings import Settings, TrainingSettings, describe_settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import (
@@ -66,13 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on where --out stopped")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
-    parser.add_argument(
-        "--max-minutes",
-        type=float,
-        default=float("inf"),
-        metavar="N",
-        help="begin no epoch after this",
-    )
+    add_budget_argument(parser)
     parser.add_argument(
         "--workers",
         type=int,

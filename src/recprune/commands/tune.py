@@ -9,6 +9,7 @@ from typing import Any
 
 from recprune.commands.console import print_table, say, showing_progress
 from recprune.commands.settings_options import (
+    add_budget_argument,
     add_settings_arguments,
     given_names,
     read_json,
@@ -31,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials", type=int, default=20, metavar="N", help="in all; default %(default)s"
     )
-    parser.add_argument(
-        "--max-minutes",
-        type=float,
-        default=float("inf"),
-        metavar="N",
-        help="begin no epoch after this",
-    )
+    add_budget_argument(parser)
     add_settings_arguments(parser, default="gsasrec")
     parser.add_argument(
         "--space",

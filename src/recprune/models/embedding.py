@@ -17,7 +17,7 @@ with needs_extra("train"):
     from torch import Tensor, nn
 
 # Small enough that dot products with normalised states begin near zero.
-_INITIAL_SCALE = 0.05
+INITIAL_SCALE = 0.05
 
 
 class ItemEmbedding(Protocol):
@@ -71,7 +71,7 @@ class RecJPQEmbedding(nn.Module):
         self.num_sub_items = num_sub_items
         self.width = width
         shape = (num_splits, num_sub_items, width // num_splits)
-        self.sub_item_embeddings = nn.Parameter(torch.randn(shape) * _INITIAL_SCALE)
+        self.sub_item_embeddings = nn.Parameter(torch.randn(shape) * INITIAL_SCALE)
         narrow = np.uint8 if num_sub_items <= 256 else np.int32  # torch has no uint16 worth using
         self.register_buffer("codes", torch.from_numpy(np.array(codes, narrow)))
 
@@ -122,7 +122,7 @@ class FullEmbedding(nn.Module):
         super().__init__()
         self.num_items = num_items
         self.width = width
-        self.item_embeddings = nn.Parameter(torch.randn(num_items, width) * _INITIAL_SCALE)
+        self.item_embeddings = nn.Parameter(torch.randn(num_items, width) * INITIAL_SCALE)
 
     def vectors(self, items: Tensor) -> Tensor:
         return nn.functional.embedding(items, self.item_embeddings)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from recprune.models.embedding import RecJPQEmbedding, dot_products
+from recprune.models.embedding import INITIAL_SCALE, RecJPQEmbedding, dot_products
 from recprune.models.settings import ModelSettings
 from recprune.preparation.k_means import k_means
 from recprune.types import needs_extra
@@ -29,7 +29,6 @@ with needs_extra("train"):
     import torch
     from torch import Tensor, nn
 
-_INITIAL_SCALE = 0.05  # as of the other embeddings
 _DECAY = 0.99  # of what centroids remember of earlier steps
 _K_MEANS_ROUNDS = 25
 _K_MEANS_SAMPLE = 256  # vectors for every centroid: more change hardly anything
@@ -60,7 +59,7 @@ class LearntEmbedding(nn.Module):
         self.width = settings.width
         self.num_splits = settings.num_splits
         self.num_sub_items = settings.num_sub_items
-        self.item_embeddings = nn.Parameter(torch.randn(num_items, self.width) * _INITIAL_SCALE)
+        self.item_embeddings = nn.Parameter(torch.randn(num_items, self.width) * INITIAL_SCALE)
         shape = (self.num_splits, self.num_sub_items, self.width // self.num_splits)
         self.register_buffer("sub_item_embeddings", torch.zeros(shape))
         self.register_buffer("loads", torch.zeros(shape[:2]))
@@ -92,11 +91,11 @@ class LearntEmbedding(nn.Module):
     def distortion(self, items: Tensor) -> Tensor:
         """Return ½‖e − q‖² of items, [...], with a gradient for the full vectors alone."""
         full = nn.functional.embedding(items, self.item_embeddings)
-        return 0.5 * (full - self._quantised(full).detach()).square().sum(-1)
+        return 0.5 * (full - self._quantised(full)).square().sum(-1)
 
     @torch.no_grad()
-    def tally(self, items: Tensor) -> Tensor:
-        """Return what centroids would be moved by: loads and sums of these items, flattened.
+    def tally(self, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what centroids would be moved by: loads and sums of these items.
 
         Items that are −1 are padding.
         """
@@ -108,14 +107,14 @@ class LearntEmbedding(nn.Module):
         sums = torch.zeros_like(self.sums).flatten(0, 1)
         loads.index_add_(0, flat, counted)
         sums.index_add_(0, flat, parts * counted.unsqueeze(1))
-        return torch.cat([loads, sums.flatten()])
+        return loads.view_as(self.loads), sums.view_as(self.sums)
 
     @torch.no_grad()
-    def follow(self, tally: Tensor) -> None:
-        """Move every centroid towards the mean of the vectors that were nearest to it."""
-        loads, sums = torch.split(tally, [self.loads.numel(), self.sums.numel()])
-        self.loads.mul_(_DECAY).add_(loads.view_as(self.loads), alpha=1 - _DECAY)
-        self.sums.mul_(_DECAY).add_(sums.view_as(self.sums), alpha=1 - _DECAY)
+    def follow(self, items: Tensor) -> None:
+        """Move every centroid towards the mean of those of these items that are nearest to it."""
+        loads, sums = self.tally(items)
+        self.loads.mul_(_DECAY).add_(loads, alpha=1 - _DECAY)
+        self.sums.mul_(_DECAY).add_(sums, alpha=1 - _DECAY)
         known = self.loads.unsqueeze(-1) > 1e-6
         means = self.sums / self.loads.unsqueeze(-1).clamp(min=1e-6)
         self.sub_item_embeddings.copy_(torch.where(known, means, self.sub_item_embeddings))
@@ -133,10 +132,9 @@ class LearntEmbedding(nn.Module):
             # Of fewer items than sub-items, some stand twice.
             found = found[np.arange(self.num_sub_items) % len(found)]
             self.sub_item_embeddings[split] = torch.from_numpy(found)
-        tally = self.tally(items)
-        loads, sums = torch.split(tally, [self.loads.numel(), self.sums.numel()])
-        self.loads.copy_(loads.view_as(self.loads))
-        self.sums.copy_(sums.view_as(self.sums))
+        loads, sums = self.tally(items)
+        self.loads.copy_(loads)
+        self.sums.copy_(sums)
         self.is_quantised.fill_(1.0)
         self.quantises = True
 

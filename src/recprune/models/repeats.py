@@ -11,13 +11,13 @@ score that it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, Timeline
 
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
 _RECENT = 8
@@ -121,6 +121,17 @@ class RepeatBoosts:
         self._weight = weight
         self._bias = bias
         self._looks_back = looks_back
+
+    @classmethod
+    def from_weights(cls, weights: Mapping[str, NDArray[Any]], looks_back: int) -> RepeatBoosts:
+        """Take the head out of a saved model's arrays."""
+        try:
+            weight, bias = weights["repeats.weight"], weights["repeats.bias"]
+        except KeyError as error:
+            raise StorageError(f"the recommender has no {error.args[0]}") from None
+        if len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
+            raise StorageError("the repeat head of the recommender is of another version")
+        return cls(weight, bias, looks_back)
 
     def __call__(
         self,

@@ -365,8 +365,10 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
     exclude = histories if settings.training.exclude_seen else None
-    timelines = [prepared.timeline(targets, int(target)) for target in chosen]
-    boosts = repeat_boosts(model, settings.model.repeats, embeddings, histories, timelines)
+    boosts = None
+    if settings.model.repeats:
+        timelines = [prepared.timeline(targets, int(target)) for target in chosen]
+        boosts = repeat_boosts(model, settings.model.repeats, embeddings, histories, timelines)
     ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0

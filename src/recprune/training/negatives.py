@@ -114,7 +114,7 @@ class Negatives:
             drawn = negatives
             if negatives.dim() == 2:
                 drawn = torch.where(targets >= 0, negatives[: len(targets), 0], -1)
-            embedding.follow(embedding.tally(torch.cat([targets, drawn])))
+            embedding.follow(torch.cat([targets, drawn]))
 
 
 def _products(states: Tensor, vectors: Tensor) -> Tensor:

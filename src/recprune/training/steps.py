@@ -29,6 +29,7 @@ Step = Callable[[Minibatch, int, int], Tensor]
 
 # A minibatch is padded to a multiple of these on a GPU, so that few different shapes come along.
 _ROWS, _PREDICTIONS = 8, 1024
+_TARGETS = 4  # their place among the arrays of a minibatch
 
 
 class SingleStep:
@@ -63,7 +64,7 @@ class SingleStep:
         return self._take(*(torch.from_numpy(array) for array in minibatch.arrays()))
 
     def _update(self, *arrays: Tensor) -> Tensor:
-        targets = arrays[4]
+        targets = arrays[_TARGETS]
         negatives = self._negatives.draw(targets, len(targets))
         self._optimiser.zero_grad()
         loss = self._loss(negatives, *arrays)
@@ -75,7 +76,7 @@ class SingleStep:
         return loss.detach()
 
     def _mean_loss(self, negatives: Tensor, *arrays: Tensor) -> Tensor:
-        targets = arrays[4]
+        targets = arrays[_TARGETS]
         return self._loss_sum(negatives, *arrays) / (targets >= 0).sum()
 
 
