@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from recprune.models.touched_rows import TouchedRows
 from recprune.types import CodeArray, InputError, needs_extra
 
 with needs_extra("train"):
@@ -123,8 +124,11 @@ class FullEmbedding(nn.Module):
         self.num_items = num_items
         self.width = width
         self.item_embeddings = nn.Parameter(torch.randn(num_items, width) * INITIAL_SCALE)
+        self.touched: TouchedRows | None = None
 
     def vectors(self, items: Tensor) -> Tensor:
+        if self.touched is not None:
+            return self.touched.look_up(items)
         return nn.functional.embedding(items, self.item_embeddings)
 
     def all_vectors(self) -> Tensor:

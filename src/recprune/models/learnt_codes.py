@@ -22,7 +22,7 @@ import numpy as np
 
 from recprune.models.embedding import INITIAL_SCALE, RecJPQEmbedding, dot_products
 from recprune.models.settings import ModelSettings
-from recprune.preparation.k_means import k_means
+from recprune.models.touched_rows import TouchedRows
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -65,13 +65,14 @@ class LearntEmbedding(nn.Module):
         self.register_buffer("loads", torch.zeros(shape[:2]))
         self.register_buffer("sums", torch.zeros(shape))
         self.register_buffer("is_quantised", torch.zeros(()))
+        self.touched: TouchedRows | None = None
         self.quantises = False  # as `is_quantised`, where asking a device would take long
 
     # What an encoder asks -------------------------------------------------------------------------
 
     def vectors(self, items: Tensor) -> Tensor:
         """Return the quantised vectors of items; gradients reach the full ones."""
-        return self._straight_through(nn.functional.embedding(items, self.item_embeddings))
+        return self._straight_through(self._full(items))
 
     def all_vectors(self) -> Tensor:
         return self._straight_through(self.item_embeddings)
@@ -90,7 +91,7 @@ class LearntEmbedding(nn.Module):
 
     def distortion(self, items: Tensor) -> Tensor:
         """Return ½‖e − q‖² of items, [...], with a gradient for the full vectors alone."""
-        full = nn.functional.embedding(items, self.item_embeddings)
+        full = self._full(items)
         return 0.5 * (full - self._quantised(full)).square().sum(-1)
 
     @torch.no_grad()
@@ -115,26 +116,25 @@ class LearntEmbedding(nn.Module):
         loads, sums = self.tally(items)
         self.loads.mul_(_DECAY).add_(loads, alpha=1 - _DECAY)
         self.sums.mul_(_DECAY).add_(sums, alpha=1 - _DECAY)
-        known = self.loads.unsqueeze(-1) > 1e-6
-        means = self.sums / self.loads.unsqueeze(-1).clamp(min=1e-6)
-        self.sub_item_embeddings.copy_(torch.where(known, means, self.sub_item_embeddings))
+        self._move_to_means()
 
     @torch.no_grad()
     def cut(self, rng: np.random.Generator) -> None:
         """Put the centroids where k-means puts them, and quantise from now on."""
         sample = rng.permutation(self.num_items)[: _K_MEANS_SAMPLE * self.num_sub_items]
         items = torch.from_numpy(sample).to(self.item_embeddings.device)
-        vectors = self.item_embeddings[items].cpu().numpy()
-        for split, parts in enumerate(np.split(vectors, self.num_splits, axis=1)):
-            part = np.ascontiguousarray(parts)
-            count = min(self.num_sub_items, len(part))
-            found = k_means(part, count, _K_MEANS_ROUNDS, rng)
-            # Of fewer items than sub-items, some stand twice.
-            found = found[np.arange(self.num_sub_items) % len(found)]
-            self.sub_item_embeddings[split] = torch.from_numpy(found)
-        loads, sums = self.tally(items)
-        self.loads.copy_(loads)
-        self.sums.copy_(sums)
+        # Lloyd's algorithm from distinct items; of fewer items than sub-items, some stand twice.
+        first = items[torch.arange(self.num_sub_items, device=items.device) % len(items)]
+        parts = self.item_embeddings[first].view(self.num_sub_items, self.num_splits, -1)
+        self.sub_item_embeddings.copy_(parts.transpose(0, 1))
+        for _ in range(_K_MEANS_ROUNDS):
+            self.loads.zero_()
+            self.sums.zero_()
+            for chunk in torch.split(items, self._items_at_once):
+                loads, sums = self.tally(chunk)
+                self.loads += loads
+                self.sums += sums
+            self._move_to_means()
         self.is_quantised.fill_(1.0)
         self.quantises = True
 
@@ -156,9 +156,9 @@ class LearntEmbedding(nn.Module):
     @torch.no_grad()
     def codes(self) -> Tensor:
         """Return the codes of all items, uint8 [n, M]."""
-        chunk = max(1, _DISTANCES_AT_ONCE // (self.num_splits * self.num_sub_items))
-        starts = range(0, self.num_items, chunk)
-        parts = [self._codes(self.item_embeddings[first : first + chunk]) for first in starts]
+        parts = [
+            self._codes(part) for part in torch.split(self.item_embeddings, self._items_at_once)
+        ]
         return torch.cat(parts).to(torch.uint8)
 
     @torch.no_grad()
@@ -174,10 +174,8 @@ class LearntEmbedding(nn.Module):
         codes = self.codes()
         _, inverse, counts = torch.unique(codes, dim=0, return_inverse=True, return_counts=True)
         used = sum(len(torch.unique(codes[:, split])) for split in range(self.num_splits))
-        chunk = max(1, _DISTANCES_AT_ONCE // (self.num_splits * self.num_sub_items))
         error = 0.0
-        for first in range(0, self.num_items, chunk):
-            full = self.item_embeddings[first : first + chunk]
+        for full in torch.split(self.item_embeddings, self._items_at_once):
             error += float((full - self._quantised(full)).square().sum())
         spread = float(self.item_embeddings.var(0, correction=0).sum()) * self.num_items
         return CodeReport(
@@ -193,6 +191,21 @@ class LearntEmbedding(nn.Module):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.look_whether_cut()
+
+    @property
+    def _items_at_once(self) -> int:
+        return max(1, _DISTANCES_AT_ONCE // (self.num_splits * self.num_sub_items))
+
+    def _move_to_means(self) -> None:
+        """Put every centroid into the middle of its vectors; one without any stays."""
+        known = self.loads.unsqueeze(-1) > 1e-6
+        means = self.sums / self.loads.unsqueeze(-1).clamp(min=1e-6)
+        self.sub_item_embeddings.copy_(torch.where(known, means, self.sub_item_embeddings))
+
+    def _full(self, items: Tensor) -> Tensor:
+        if self.touched is not None:
+            return self.touched.look_up(items)
+        return nn.functional.embedding(items, self.item_embeddings)
 
     def _straight_through(self, full: Tensor) -> Tensor:
         # The second summand is 0, and its gradient is that of the full vectors.

@@ -15,6 +15,7 @@ from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.learnt_codes import CodeReport
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
+from recprune.training.optimiser import Optimiser
 from recprune.training.tensors import load_tensors, save_tensors
 from recprune.types import CodeArray, InputError, StorageError, needs_extra
 
@@ -27,7 +28,6 @@ EPOCHS = "epochs.jsonl"
 # Arrays of a model that others look for.
 CODES = "embedding.codes"
 SUB_ITEM_EMBEDDINGS = "embedding.sub_item_embeddings"
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's, for every parameter
 
 
 @dataclass
@@ -48,13 +48,13 @@ def save_checkpoint(
     settings: Settings,
     checksum: str,
     model: SequenceModel,
-    optimiser: torch.optim.Adam,
+    optimiser: Optimiser,
     state: State,
 ) -> None:
     """Write weights, optimiser and state, in place of the checkpoint before."""
     tensors = {f"model.{name}": array for name, array in model_arrays(model).items()}
     for name, parameter in model.named_parameters():
-        for moment in _MOMENTS:
+        for moment in optimiser.moments(parameter):
             value = optimiser.state[parameter][moment]
             tensors[f"{moment}.{name}"] = value.detach().cpu().numpy()
     metadata = {
@@ -80,7 +80,7 @@ def load_checkpoint(
     settings: Settings,
     checksum: str,
     model: SequenceModel,
-    optimiser: torch.optim.Adam,
+    optimiser: Optimiser,
 ) -> State:
     """Put a checkpoint into a model and its optimiser; return the state.
 
@@ -102,12 +102,13 @@ def load_checkpoint(
         }
         _load_weights(model, weights)
         for name, parameter in model.named_parameters():
-            moments = {moment: torch.from_numpy(tensors[f"{moment}.{name}"]) for moment in _MOMENTS}
-            for moment in ("exp_avg", "exp_avg_sq"):
-                moments[moment] = moments[moment].to(parameter.device)
-            if optimiser.defaults["fused"]:
-                moments["step"] = moments["step"].to(parameter.device)
-            optimiser.state[parameter] = moments
+            optimiser.remember(
+                parameter,
+                {
+                    moment: torch.from_numpy(tensors[f"{moment}.{name}"])
+                    for moment in optimiser.moments(parameter)
+                },
+            )
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, StorageError) as error:
@@ -116,7 +117,7 @@ def load_checkpoint(
 
 
 def training_tensors(
-    model: SequenceModel, optimiser: torch.optim.Adam, state: State
+    model: SequenceModel, optimiser: Optimiser, state: State
 ) -> list[torch.Tensor]:
     """Return the tensors that a broadcast overwrites: weights, buffers and Adam's moments.
 
@@ -125,13 +126,7 @@ def training_tensors(
     tensors = [value.detach() for value in model.state_dict().values()]
     if state.epoch or state.batch:
         for parameter in model.parameters():
-            moments = optimiser.state[parameter]
-            if not moments:
-                where = parameter.device if optimiser.defaults["fused"] else "cpu"
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    moments[moment] = torch.zeros_like(parameter)
-                moments["step"] = torch.zeros((), device=where)
-            tensors += [moments[moment] for moment in _MOMENTS]
+            tensors += optimiser.remembered(parameter)
     return tensors
 
 

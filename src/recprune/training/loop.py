@@ -25,11 +25,12 @@ from recprune.models.architectures import (
     build_model,
     with_embedding,
 )
-from recprune.models.embedding import ItemEmbedding
+from recprune.models.embedding import FullEmbedding, ItemEmbedding
 from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.ranking import encode_histories, repeat_boosts, target_ranks
 from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
+from recprune.models.touched_rows import TouchedRows
 from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
 from recprune.storage import MANIFEST, writing_file
@@ -44,6 +45,7 @@ from recprune.training.checkpoint import (
 )
 from recprune.training.distributed import ALONE, Workers
 from recprune.training.minibatches import epoch_users, make_minibatch
+from recprune.training.optimiser import Optimiser
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
 from recprune.training.steps import SharedStep, SingleStep, Step
@@ -57,6 +59,7 @@ from recprune.types import (
 
 with needs_extra("train"):
     import torch
+    from torch import nn
 
 _CHECKPOINT_EVERY = 60.0  # seconds, at least
 _SAVING_PAYS_AFTER = (
@@ -175,11 +178,12 @@ class _Training:
         if on_gpu:
             torch.cuda.set_device(device)  # chance and streams are those of the current one
             torch.set_float32_matmul_precision("high")
-        self.optimiser = torch.optim.Adam(
-            self.model.parameters(),
+        self.optimiser = Optimiser(
+            list(self.model.parameters()),
             settings.training.learning_rate,
-            fused=on_gpu,
-            capturable=on_gpu,
+            settings.training.clip_norm,
+            on_gpu=on_gpu,
+            table=_table_by_rows(self.model.embedding, settings),
         )
         self.features: EventFeatures | None = None  # for a repeat head
         if settings.model.repeats:
@@ -329,6 +333,16 @@ def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
         )
         codes = drawn.codes
     return build_model(settings.model, codes, num_sub_items)
+
+
+def _table_by_rows(embedding: ItemEmbedding, settings: Settings) -> nn.Parameter | None:
+    """Return the table of item vectors, if steps look at few of its rows."""
+    if not isinstance(embedding, FullEmbedding | LearntEmbedding):
+        return None
+    if settings.training.negatives == "own" or settings.training.loss == "cross_entropy":
+        return None
+    embedding.touched = TouchedRows(embedding.item_embeddings)
+    return embedding.item_embeddings
 
 
 def _refuse_many_vectors(settings: Settings, num_items: int) -> None:

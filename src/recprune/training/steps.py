@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recprune.models.architectures import SequenceModel
-from recprune.models.embedding import RecJPQEmbedding
+from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
 from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.losses import agreement, concentration, find_loss
 from recprune.models.settings import Settings
@@ -16,6 +16,7 @@ from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
 from recprune.training.negatives import Negatives
+from recprune.training.optimiser import Optimiser
 from recprune.training.own_items import OwnItems
 from recprune.training.random_streams import Stream, torch_seed
 from recprune.types import needs_extra
@@ -38,7 +39,7 @@ class SingleStep:
     def __init__(
         self,
         model: SequenceModel,
-        optimiser: torch.optim.Optimizer,
+        optimiser: Optimiser,
         settings: Settings,
         prepared: Prepared,
         device: torch.device,
@@ -47,7 +48,7 @@ class SingleStep:
         self._optimiser = optimiser
         self._settings = settings.training
         self._device = device
-        self._parameters = list(model.parameters())
+        self._embedding = model.embedding
         self._negatives = Negatives(model, settings.training, prepared, device)
         self._loss_sum = _loss_sum(model, settings, self._negatives, device)
         self._loss = torch.compile(self._mean_loss, dynamic=True) if compiled else self._mean_loss
@@ -69,9 +70,7 @@ class SingleStep:
         self._optimiser.zero_grad()
         loss = self._loss(negatives, *arrays)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._settings.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
-        self._optimiser.step()
+        self._optimiser.update(_touched(self._embedding))
         self._negatives.follow(targets, negatives)
         return loss.detach()
 
@@ -92,7 +91,7 @@ class SharedStep:
     def __init__(
         self,
         model: SequenceModel,
-        optimiser: torch.optim.Optimizer,
+        optimiser: Optimiser,
         settings: Settings,
         prepared: Prepared,
         device: torch.device,
@@ -126,9 +125,8 @@ class SharedStep:
         self._asked.fill_(self._asked_to_stop())
         self._workers.all_reduce(self._buffer)
         self._stop_asked = bool(self._asked > 0)
-        if self._settings.training.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.training.clip_norm)
-        self._optimiser.step()
+        _touched(self._embedding)  # not those of the others,
+        self._optimiser.update()  # so all rows of a table are looked through
         # Every worker for itself: all know the whole minibatch, and have the same vectors.
         self._negatives.follow(targets, negatives)
         if self._device.type == "cuda" and isinstance(self._embedding, LearntEmbedding):
@@ -202,6 +200,13 @@ def _loss_sum(
         return torch.where(targets >= 0, values, 0.0).sum()
 
     return loss_sum
+
+
+def _touched(embedding: ItemEmbedding) -> Tensor | None:
+    """Return the rows of a table that were looked up in this step; None without such a table."""
+    if not isinstance(embedding, FullEmbedding | LearntEmbedding) or embedding.touched is None:
+        return None
+    return embedding.touched.take()
 
 
 class _Replayed:
