@@ -31,14 +31,15 @@ from recprune import (
 )
 from recprune.data.identifiers import ExternalId
 from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.boost_heads import BoostHeads, add_boosts
 from recprune.models.ranking import encode_histories
-from recprune.models.repeats import RepeatBoosts
-from recprune.models.settings import Settings
+from recprune.models.settings import ModelSettings, Settings
+from recprune.models.transitions import count_transitions
 from recprune.preparation.holdout import Holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.search import reference
-from recprune.search.question import ItemBits, add_boosts
+from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, load_model, save_model
 from recprune.training.loop import train
@@ -107,9 +108,10 @@ class Trained:
         embedding = self.sequence_embedding(items)
         table = reference.sub_item_scores(embedding, vectors)
         if "repeats.weight" in weights:
-            head = RepeatBoosts(weights["repeats.weight"], weights["repeats.bias"], 12)
-            (own,) = head(embedding[None], [np.array(items, np.int32)])
-            boosts = add_boosts(own, boosts)
+            heads = ModelSettings(repeats=12, transitions=2)
+            boost = BoostHeads(weights, heads, count_transitions(self.prepared))
+            own = boost(embedding[None], [np.array(items, np.int32)]).total()
+            boosts = add_boosts(None if own is None else own[0], boosts)
         ids, scores = reference.exhaustive(table, codes, k, eligible=eligible, boosts=boosts)
         missing = k - len(ids)
         return (
@@ -134,6 +136,7 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
             "num_sub_items": 16,
             "full_epochs": 1,
             "repeats": 12,
+            "transitions": 2,
         },
     ),
 }
@@ -260,9 +263,13 @@ def test_a_score_is_the_product_of_sequence_embedding_and_item_vector(trained: T
         # As in training's own validation, which pads and batches.
         state = encode_histories(trained.model, LENGTH, [np.array(history, np.int32)] * 3)[1]
     products = vectors.astype(np.float64) @ state.numpy().astype(np.float64)
-    if found.repeats is not None:
-        items, boosts = found.repeats[0]
+    if found.learnt.repeats is not None:
+        items, boosts = found.learnt.repeats[0]
         assert sorted(items.tolist()) == sorted(history)
+        products[items] += boosts
+        assert found.learnt.transitions is not None
+        items, boosts = found.learnt.transitions[0]
+        assert len(items) > 1
         products[items] += boosts
     ids = found.ids[0, :num_items]
     assert sorted(ids.tolist()) == [*range(num_items)]

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
+from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.models.repeats import RepeatBoosts
 from recprune.models.settings import Settings, find_preset
 from recprune.models.timelines import checked_timelines
+from recprune.models.transitions import SuccessorTable
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
-from recprune.search.question import ItemBits, Searchable, add_boosts, mask_of
+from recprune.search.question import ItemBits, Searchable, mask_of
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
@@ -72,7 +73,7 @@ class Recommendations:
     milliseconds: dict[str, float]  # spent in each stage
     sequence_embeddings: Float32Array  # [histories that had, d]
     excluded: list[Int64Array]  # internal ids that each answer had to leave out
-    repeats: list[Boosts] | None  # what the model adds to what was there before, if it does
+    learnt: LearntBoosts  # what the model adds to some scores by itself, for those that had
     top: TopK | None  # the answer of the index itself, for the histories that had
 
 
@@ -88,6 +89,7 @@ class Recommender:
         settings: Json,
         weights: dict[str, NDArray[Any]],
         export: Callable[[], bytes],
+        successors: SuccessorTable | None = None,
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
@@ -97,8 +99,8 @@ class Recommender:
         self.popularity = popularity  # training interactions of every item
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
-        looks_back = settings["model"].get("repeats", 0)
-        self._repeats = RepeatBoosts.from_weights(weights, looks_back) if looks_back else None
+        model_settings = Settings.from_json({"model": settings["model"]}).model
+        self.heads = BoostHeads(weights, model_settings, successors)
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
@@ -199,6 +201,7 @@ class Recommender:
             settings.to_json() | {"preparation": prepared.settings},
             weights,
             lambda: _export(model),
+            model.successors,
         )
 
     def save(self, folder: str | Path) -> None:
@@ -214,6 +217,8 @@ class Recommender:
                 if not name.startswith("embedding.")
             },
         }
+        if self.heads.transitions is not None:
+            arrays |= self.heads.transitions.table.to_arrays("successors")
         parts = {"index": self.index.parts()}
         save_folder(folder, Saved(KIND, _VERSION, self.settings, arrays, parts))
 
@@ -247,11 +252,14 @@ class Recommender:
             onnx = arrays["encoder_onnx"].tobytes()
             popularity = arrays["popularity"]
             model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
+            successors = None
+            if model_settings.model.transitions:
+                successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
-            return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx)
+            return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx, successors)
         except StorageError as error:
             raise StorageError(f"{folder}: {error}") from None
 
@@ -307,11 +315,11 @@ class Recommender:
         ids = np.full((len(known), k), -1, np.int64)
         scores = np.full((len(known), k), -np.inf, np.float32)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
-        own: list[Boosts] | None = None
+        learnt = LearntBoosts(None, None)
         if answered.any():
             encoded = [items for items in known if len(items)]
             embeddings = self.encoder.encode(encoded)
-            own = self.repeat_boosts(embeddings, encoded, list(compress(timelines, answered)))
+            learnt = self.heads(embeddings, encoded, list(compress(timelines, answered)))
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = searched.search(
@@ -320,7 +328,7 @@ class Recommender:
                 method=chosen if deadline is None else stopped_at(chosen, deadline),
                 exclude=left_out if any(map(len, left_out)) else None,
                 allow=allowed,
-                boosts=_combined(own, boosted, len(embeddings)),
+                boosts=_combined(learnt.total(), boosted, len(embeddings)),
                 threads=threads,
             )
             clock.lap("search")
@@ -343,7 +351,7 @@ class Recommender:
             milliseconds=clock.laps,
             sequence_embeddings=embeddings,
             excluded=excluded,
-            repeats=own,
+            learnt=learnt,
             top=top,
         )
 
@@ -358,24 +366,13 @@ class Recommender:
     ) -> TopK:
         """Return the exact top k for histories of internal ids, none of them empty."""
         embeddings = self.encoder.encode(histories)
-        boosts = self.repeat_boosts(embeddings, histories, timelines)
+        boosts = self.heads(embeddings, histories, timelines).total()
         return self.index.search(embeddings, k, exclude=exclude, boosts=boosts, threads=threads)
 
     @property
     def repeats(self) -> bool:
         """Whether the model has learnt what is taken again, and boosts it."""
-        return self._repeats is not None
-
-    def repeat_boosts(
-        self,
-        sequence_embeddings: Float32Array,
-        histories: Sequence[Int32Array],
-        timelines: Sequence[Timeline | None] | None = None,
-    ) -> list[Boosts] | None:
-        """Return what is added to the scores of what users had before; None without such a head."""
-        if self._repeats is None:
-            return None
-        return self._repeats(sequence_embeddings, histories, timelines)
+        return self.heads.repeats is not None
 
     def _same_items(self, index: Searchable) -> Searchable:
         """Return an index, unless it cannot be one of the same items."""

@@ -12,7 +12,7 @@ import torch
 
 from recprune import assign_random
 from recprune.models.architectures import SequenceModel, build_model
-from recprune.models.ranking import encode_histories, repeat_boosts
+from recprune.models.ranking import encode_histories, model_boosts
 from recprune.models.repeats import UNKNOWN_TIME, event_features
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
@@ -24,7 +24,8 @@ from recprune.training.minibatches import (
     padded_minibatch,
 )
 from recprune.training.negatives import Negatives
-from recprune.training.own_items import OwnItems, OwnScores
+from recprune.training.own_items import OwnItems
+from recprune.training.sparse_scores import SparseScores
 from recprune.types import Timeline
 from tests.preparation.test_prepared import prepared_of
 from tests.training.test_minibatches import settings_of
@@ -57,7 +58,9 @@ def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
     return model
 
 
-def scored(prepared: Prepared, settings: Settings, model: SequenceModel) -> tuple[OwnScores, Any]:
+def scored(
+    prepared: Prepared, settings: Settings, model: SequenceModel
+) -> tuple[SparseScores, Any]:
     features = event_features(prepared.items, prepared.offsets)
     users = np.arange(prepared.num_users)
     minibatch = make_minibatch(prepared, users, settings, 0, 0, features)
@@ -95,7 +98,7 @@ def test_own_items_in_training_are_those_that_are_served(
         if prepared.times is not None:
             seconds = prepared.times[prepared.offsets[user] : ends[user]] // 1_000_000
             timeline = Timeline(seconds[:-1], int(seconds[-1]))
-        boosts = repeat_boosts(model, looks_back, embeddings, [history], [timeline])
+        boosts = model_boosts(model, settings.model, embeddings, [history], [timeline])
         assert boosts is not None
         ((items, values),) = boosts
         at = int(np.cumsum(shown)[user]) - 1
@@ -186,7 +189,7 @@ def test_parts_and_padding_score_the_same() -> None:
         events, now = (torch.from_numpy(array) for array in minibatch.arrays()[5:])
         with torch.no_grad():
             own = own_items(chosen, events, now)
-        return own.scores.masked_fill(~own.valid, 0.0)
+        return own.scores().masked_fill(~own.valid, 0.0)
 
     expected = scores_of(whole, states)
     for number in range(3):

@@ -20,7 +20,7 @@ from recprune.evaluation.baselines.recent_popularity import spans_days
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
-from recprune.models.ranking import encode_histories, repeat_boosts, top_items
+from recprune.models.ranking import encode_histories, model_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.storage import writing_file
@@ -156,8 +156,7 @@ def _rank(
     model, settings = load_model(folder, prepared)
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         embeddings = encode_histories(model, settings.model.length, histories)
-        looks_back = settings.model.repeats
-        boosts = repeat_boosts(model, looks_back, embeddings, histories, timelines)
+        boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
         return top_items(model, embeddings, parsed.k, exclude, boosts=boosts)
     recommender = Recommender.from_model(prepared, model, settings)
     return recommender.rank(

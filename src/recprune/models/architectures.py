@@ -12,6 +12,7 @@ from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.repeats import NUM_BUCKETS
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
+from recprune.models.transitions import BUCKETS
 from recprune.types import CodeArray, needs_extra
 
 with needs_extra("train"):
@@ -44,10 +45,17 @@ def build_learning_model(settings: ModelSettings, num_items: int) -> SequenceMod
 def _model_over(embedding: ItemEmbedding, settings: ModelSettings) -> SequenceModel:
     model = ARCHITECTURES[settings.architecture](embedding, settings)
     if settings.repeats:
-        model.repeats = nn.Linear(settings.width, NUM_BUCKETS)
-        nn.init.zeros_(model.repeats.weight)  # no boosts, until there is a reason for them
-        nn.init.zeros_(model.repeats.bias)
+        model.repeats = _head(settings.width, NUM_BUCKETS)
+    if settings.transitions:
+        model.transitions = _head(settings.width, settings.transitions * BUCKETS)
     return model
+
+
+def _head(width: int, num_buckets: int) -> nn.Linear:
+    head = nn.Linear(width, num_buckets)
+    nn.init.zeros_(head.weight)  # no boosts, until there is a reason for them
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def with_embedding(model: SequenceModel, embedding: ItemEmbedding) -> SequenceModel:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.settings import ModelSettings
+from recprune.models.transitions import SuccessorTable
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -30,11 +31,13 @@ class BERT4Rec(nn.Module):
     fills_masks: ClassVar = True
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
+    transitions: nn.Linear | None
+    successors: SuccessorTable | None  # what the transition head looks up
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
-        self.repeats = None
+        self.repeats = self.transitions = self.successors = None
         self.mask_vector = nn.Parameter(torch.randn(settings.width) * 0.02)
         # One more than a history has items, for the mask that is appended.
         self.positions = LearnedPositions(settings.length + 1, settings.width)

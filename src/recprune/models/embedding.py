@@ -132,6 +132,8 @@ class FullEmbedding(nn.Module):
         return nn.functional.embedding(items, self.item_embeddings)
 
     def all_vectors(self) -> Tensor:
+        if self.touched is not None:
+            return self.touched.look_up_all()
         return self.item_embeddings
 
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class LearntEmbedding(nn.Module):
         return self._straight_through(self._full(items))
 
     def all_vectors(self) -> Tensor:
-        return self._straight_through(self.item_embeddings)
+        full = self.item_embeddings if self.touched is None else self.touched.look_up_all()
+        return self._straight_through(full)
 
     def scores(self, sequence_embeddings: Tensor, items: Tensor) -> Tensor:
         return dot_products(self, sequence_embeddings, items)

@@ -8,7 +8,8 @@ import numpy as np
 
 from recprune.models.architectures import SequenceModel
 from recprune.models.bert4rec import MASK
-from recprune.models.repeats import RepeatBoosts
+from recprune.models.boost_heads import BoostHeads
+from recprune.models.settings import ModelSettings
 from recprune.types import Boosts, Int32Array, Int64Array, Timeline, needs_extra
 
 with needs_extra("train"):
@@ -134,19 +135,18 @@ def top_items(
     return ids.masked_fill(scores == -torch.inf, -1).cpu().numpy()
 
 
-def repeat_boosts(
+def model_boosts(
     model: SequenceModel,
-    looks_back: int,
+    settings: ModelSettings,
     sequence_embeddings: Tensor,
     histories: Sequence[Int32Array],
     timelines: Sequence[Timeline | None] | None = None,
 ) -> list[Boosts] | None:
-    """Return what the repeat head of a model gives to the items of histories; None without one."""
-    if model.repeats is None:
-        return None
-    weight, bias = (value.detach().cpu().numpy() for value in model.repeats.parameters())
-    boosts = RepeatBoosts(weight, bias, looks_back)
-    return boosts(sequence_embeddings.cpu().numpy(), histories, timelines)
+    """Return what the heads of a model add to the scores of some items; None without any."""
+    heads = {name: value for name, value in model.state_dict().items() if "embedding." not in name}
+    arrays = {name: value.cpu().numpy() for name, value in heads.items()}
+    boosts = BoostHeads(arrays, settings, model.successors)
+    return boosts(sequence_embeddings.cpu().numpy(), histories, timelines).total()
 
 
 class _Boosted:

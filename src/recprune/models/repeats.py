@@ -11,7 +11,7 @@ score that it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,20 +118,11 @@ class RepeatBoosts:
 
     def __init__(self, weight: Float32Array, bias: Float32Array, looks_back: int) -> None:
         """Take the linear map, [buckets, d] and [buckets], and how many events it looks back."""
+        if len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
+            raise StorageError("the repeat head of the recommender is of another version")
         self._weight = weight
         self._bias = bias
         self._looks_back = looks_back
-
-    @classmethod
-    def from_weights(cls, weights: Mapping[str, NDArray[Any]], looks_back: int) -> RepeatBoosts:
-        """Take the head out of a saved model's arrays."""
-        try:
-            weight, bias = weights["repeats.weight"], weights["repeats.bias"]
-        except KeyError as error:
-            raise StorageError(f"the recommender has no {error.args[0]}") from None
-        if len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
-            raise StorageError("the repeat head of the recommender is of another version")
-        return cls(weight, bias, looks_back)
 
     def __call__(
         self,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.settings import ModelSettings
+from recprune.models.transitions import SuccessorTable
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -41,11 +42,13 @@ class SASRec(nn.Module):
     fills_masks: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
+    transitions: nn.Linear | None
+    successors: SuccessorTable | None  # what the transition head looks up
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
-        self.repeats = None
+        self.repeats = self.transitions = self.successors = None
         self.positions = LearnedPositions(settings.length, settings.width)
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(self._block(settings) for _ in range(settings.num_blocks))

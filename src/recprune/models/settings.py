@@ -48,6 +48,8 @@ class ModelSettings:
     num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
     repeats: int = _described(0, "events that a repeat head looks back; 0: none", "0 or more")
 
+    transitions: int = _described(0, "last items whose successors are boosted", "0 or more")
+
     def __post_init__(self) -> None:
         _check_choice(self, "architecture", Architecture)
         _check_choice(self, "embedding", EmbeddingKind)
@@ -56,9 +58,12 @@ class ModelSettings:
             _check_count(self, name)
         if not 2 <= self.num_sub_items <= _MAX_LEARNT:
             raise InputError(f"num_sub_items is {self.num_sub_items}, expected 2 to {_MAX_LEARNT}")
-        _check_count(self, "repeats", least=0)
-        if self.repeats and self.architecture == "bert4rec":
-            raise InputError("repeats needs an encoder that reads in one direction, not bert4rec")
+        for name in ("repeats", "transitions"):
+            _check_count(self, name, least=0)
+            if getattr(self, name) and self.architecture == "bert4rec":
+                raise InputError(
+                    f"{name} needs an encoder that reads in one direction, not bert4rec"
+                )
         if self.learns_codes and self.width % self.num_splits:
             raise InputError(
                 f"width {self.width} is not a multiple of num_splits {self.num_splits}"

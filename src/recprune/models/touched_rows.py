@@ -31,6 +31,10 @@ class TouchedRows:
         rows: Tensor = _LookUp.apply(self._table, items)  # type: ignore[no-untyped-call]
         return rows
 
+    def look_up_all(self) -> Tensor:
+        """Return all rows, for few items."""
+        return self.look_up(torch.arange(len(self._table), device=self._table.device))
+
     def take(self) -> Tensor:
         """Return all items that were looked up since this was asked last, some of them twice."""
         touched = torch.cat(self._looked_up) if self._looked_up else torch.empty(0).long()

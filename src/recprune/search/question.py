@@ -151,17 +151,6 @@ def boosts_of(question: Question, number: int) -> Boosts:
     return boosts.items[part], boosts.values[part]
 
 
-def add_boosts(first: Boosts | None, second: Boosts | None) -> Boosts | None:
-    """Return the boosts of one query that come from two places; where both have one, their sum."""
-    if first is None or second is None:
-        return second if first is None else first
-    items, places = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
-    values = np.zeros(len(items), np.float32)
-    values[places[: len(first[0])]] = first[1]
-    values[places[len(first[0]) :]] += second[1]
-    return items, values
-
-
 def largest_boosts(question: Question) -> Float32Array | None:
     """Return the largest boost of every query in magnitude, None if nothing is boosted."""
     if question.boosts is None:

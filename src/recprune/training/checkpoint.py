@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.learnt_codes import CodeReport
 from recprune.models.settings import Settings
+from recprune.models.transitions import count_transitions
 from recprune.preparation.prepared import Prepared
 from recprune.training.optimiser import Optimiser
 from recprune.training.tensors import load_tensors, save_tensors
@@ -188,6 +189,8 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
+    if settings.model.transitions:
+        model.successors = count_transitions(prepared)
     return model, settings
 
 

@@ -27,10 +27,11 @@ from recprune.models.architectures import (
 )
 from recprune.models.embedding import FullEmbedding, ItemEmbedding
 from recprune.models.learnt_codes import LearntEmbedding
-from recprune.models.ranking import encode_histories, repeat_boosts, target_ranks
+from recprune.models.ranking import encode_histories, model_boosts, target_ranks
 from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
 from recprune.models.touched_rows import TouchedRows
+from recprune.models.transitions import count_transitions
 from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
 from recprune.storage import MANIFEST, writing_file
@@ -174,6 +175,8 @@ class _Training:
         self.checksum = prepared.checksum(with_times=settings.model.repeats > 0)
         torch.manual_seed(settings.training.seed)
         self.model = _untrained(settings, prepared).to(device)
+        if settings.model.transitions:
+            self.model.successors = count_transitions(prepared)
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)  # chance and streams are those of the current one
@@ -379,10 +382,8 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     histories = [prepared.history(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories)
     exclude = histories if settings.training.exclude_seen else None
-    boosts = None
-    if settings.model.repeats:
-        timelines = [prepared.timeline(targets, int(target)) for target in chosen]
-        boosts = repeat_boosts(model, settings.model.repeats, embeddings, histories, timelines)
+    timelines = [prepared.timeline(targets, int(target)) for target in chosen]
+    boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
     ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0

@@ -12,7 +12,7 @@ from recprune.models.architectures import SequenceModel
 from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.settings import TrainingSettings
 from recprune.preparation.prepared import Prepared
-from recprune.training.own_items import OwnScores
+from recprune.training.sparse_scores import SparseScores
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -38,7 +38,7 @@ class Negatives:
         self._training = training
         self._device = device
         self._num_items = model.embedding.num_items
-        # How often an item is drawn where an own one always is; logq corrects for that already.
+        # How often an item is drawn where a boosted one always is; logq corrects for that already.
         rate = min(1.0, training.num_negatives / self._num_items)
         self._own_shift = 0.0 if training.logq else math.log(rate)
         self._log_counts: Tensor | None = None  # [items]: of how often a draw brings them
@@ -69,11 +69,11 @@ class Negatives:
         return torch.cat([drawn, in_batch])
 
     def scores(
-        self, states: Tensor, wanted: Tensor, negatives: Tensor, own: OwnScores | None = None
+        self, states: Tensor, wanted: Tensor, negatives: Tensor, own: SparseScores | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the scores of targets, [positions], and of negatives, [positions, c].
 
-        With a repeat head, the user's own items are among the negatives.
+        Items that heads boost, `own`, are among the negatives.
         """
         if self._training.loss == "cross_entropy":
             scores = _products(states, self._embedding.all_vectors())
@@ -95,13 +95,13 @@ class Negatives:
         return (positive, scores) if own is None else self._with_own(positive, scores, wanted, own)
 
     def _with_own(
-        self, positive: Tensor, scores: Tensor, wanted: Tensor, own: OwnScores
+        self, positive: Tensor, scores: Tensor, wanted: Tensor, own: SparseScores
     ) -> tuple[Tensor, Tensor]:
-        """Put the boost on targets that the user had before, and own items to the negatives."""
+        """Put the boost on targets that have one, and all that is boosted to the negatives."""
         is_target = own.valid & (own.items == wanted.unsqueeze(1))
         boost = own.boosts.masked_fill(~is_target, 0.0).sum(1)
         lowered = torch.where(is_target.any(1), self._own_shift, 0.0)
-        negatives = (own.scores + self._own_shift).masked_fill(~own.valid | is_target, _NEVER)
+        negatives = (own.scores() + self._own_shift).masked_fill(~own.valid | is_target, _NEVER)
         return positive + boost + lowered, torch.cat([scores, negatives], dim=1)
 
     def follow(self, targets: Tensor, negatives: Tensor) -> None:

@@ -1,14 +1,6 @@
-"""The items that a user had before, as candidates of a repeat head in training.
-
-All of them are compared with the target at every position, while other items are drawn by chance.
-What is always there would be held down more than what is drawn now and then; so before a loss looks
-at its score, this is lowered by the logarithm of how often the others are drawn, also where it is
-the target.
-"""
+"""The items that a user had before, as candidates of a repeat head in training."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +14,12 @@ from recprune.models.repeats import (
     UNKNOWN_TIME,
     recency_bucket,
 )
+from recprune.training.sparse_scores import SparseScores
 from recprune.types import needs_extra
 
 with needs_extra("train"):
     import torch
     from torch import Tensor, nn
-
-
-class OwnScores(NamedTuple):
-    """The events before every position, [positions, longest]."""
-
-    items: Tensor
-    scores: Tensor  # boosts included
-    boosts: Tensor
-    valid: Tensor  # whether it is not later, near enough, and the item's last event so far
 
 
 class OwnItems:
@@ -57,8 +41,11 @@ class OwnItems:
         self._age_bounds = torch.from_numpy(AGE_BOUNDS).to(device)
         self._recency = torch.from_numpy(recency_bucket(np.arange(looks_back))).to(device)
 
-    def __call__(self, states: Tensor, events: Tensor, now: Tensor) -> OwnScores:
-        """Return the own items of positions, from their states, [positions, d], and own events."""
+    def __call__(self, states: Tensor, events: Tensor, now: Tensor) -> SparseScores:
+        """Return the own items of positions, from their states, [positions, d], and own events.
+
+        One counts that is not later, near enough, and the item's last event so far.
+        """
         users, columns, places, asked_at = now
         items, until_next, fast, slow, times = events  # [users, longest] each
         ago = columns.unsqueeze(1) - torch.arange(items.shape[1], device=items.device)
@@ -77,7 +64,7 @@ class OwnItems:
             + numbers.gather(1, FIRST_SLOW + slow[users])
             + numbers.gather(1, FIRST_AGE + self._age_buckets(asked_at, times[users]))
         )
-        return OwnScores(items[users], products + boosts, boosts, valid)
+        return SparseScores(items[users], products, boosts, valid)
 
     def _age_buckets(self, asked_at: Tensor, times: Tensor) -> Tensor:
         ages = asked_at.unsqueeze(1) - times

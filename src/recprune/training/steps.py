@@ -19,6 +19,8 @@ from recprune.training.negatives import Negatives
 from recprune.training.optimiser import Optimiser
 from recprune.training.own_items import OwnItems
 from recprune.training.random_streams import Stream, torch_seed
+from recprune.training.sparse_scores import merged
+from recprune.training.successors import Successors
 from recprune.types import needs_extra
 
 with needs_extra("train"):
@@ -167,11 +169,8 @@ def _loss_sum(
 ) -> Callable[..., Tensor]:
     training = settings.training
     loss = find_loss(training, model.embedding.num_items)
-    own_items = None
-    if model.repeats is not None:
-        own_items = OwnItems(
-            model.embedding, model.repeats, model.longest_history, settings.model.repeats, device
-        )
+    own_items = _own_items(model, settings, device)
+    successors = _successors(model, settings, device)
 
     def loss_sum(
         negatives: Tensor,
@@ -185,7 +184,10 @@ def _loss_sum(
         wanted = targets.clamp(min=0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
-            own = own_items(states, *own_events) if own_items is not None else None
+            boosted = [own_items(states, *own_events)] if own_items is not None else []
+            if successors is not None:
+                boosted += successors(states, items, segments, positions, wanted)
+            own = merged(boosted) if boosted else None
             scores = candidates.scores(states, wanted, negatives, own)
         values = loss(*scores)
         if isinstance(model.embedding, LearntEmbedding) and model.embedding.quantises:
@@ -200,6 +202,22 @@ def _loss_sum(
         return torch.where(targets >= 0, values, 0.0).sum()
 
     return loss_sum
+
+
+def _own_items(model: SequenceModel, settings: Settings, device: torch.device) -> OwnItems | None:
+    if model.repeats is None:
+        return None
+    looks_back = settings.model.repeats
+    return OwnItems(model.embedding, model.repeats, model.longest_history, looks_back, device)
+
+
+def _successors(
+    model: SequenceModel, settings: Settings, device: torch.device
+) -> Successors | None:
+    if model.transitions is None or model.successors is None:
+        return None
+    looks_back = settings.model.transitions
+    return Successors(model.embedding, model.transitions, looks_back, model.successors, device)
 
 
 def _touched(embedding: ItemEmbedding) -> Tensor | None:

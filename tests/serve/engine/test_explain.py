@@ -97,10 +97,17 @@ def test_a_boost_is_a_part_of_the_score() -> None:
 
 def test_what_a_model_repeats_and_what_a_query_boosts_are_told_apart() -> None:
     told = explain(
-        toy(), ONES, 2, boosts=boosts_of({5: 6.5, 4: 1.0}), repeats=boosts_of({4: 5.5, 0: 1.0})
+        toy(),
+        ONES,
+        2,
+        boosts=boosts_of({5: 6.5, 4: 1.0}),
+        repeats=boosts_of({4: 3.5, 0: 1.0}),
+        transitions=boosts_of({4: 2.0}),
     )
-    found = [(item.item_id, item.score, item.repeat, item.boost) for item in told.top]
-    assert found == [(2, 9.0, None, None), (4, 8.5, 5.5, 1.0)]
+    found = [
+        (item.item_id, item.score, item.repeat, item.transition, item.boost) for item in told.top
+    ]
+    assert found == [(2, 9.0, None, None, None), (4, 8.5, 3.5, 2.0, 1.0)]
     assert told.middle is not None
     assert (told.middle.item_id, told.middle.repeat) == (0, 1.0)
     assert all(run.identical for run in told.methods if run.unavailable is None)

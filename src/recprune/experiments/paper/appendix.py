@@ -29,7 +29,7 @@ from recprune.experiments.paper import published
 from recprune.experiments.peers.families import one_thread
 from recprune.experiments.report.document import Block, Section, Table, Text
 from recprune.models.inference import Encoder, TorchEncoder
-from recprune.models.ranking import repeat_boosts, top_items
+from recprune.models.ranking import model_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
 from recprune.training.checkpoint import EPOCHS, MODEL, load_model
@@ -129,8 +129,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         import torch
 
         embeddings = torch.from_numpy(encoder.encode(histories))
-        looks_back = settings.model.repeats
-        boosts = repeat_boosts(trained, looks_back, embeddings, histories, timelines)
+        boosts = model_boosts(trained, settings.model, embeddings, histories, timelines)
         ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10, boosts=boosts)
         return figures | _quality(ids, targets)
     recommender = Recommender.from_model(prepared, trained, settings)
@@ -149,7 +148,7 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
         recommender.index.search(
             embeddings,
             10,
-            boosts=recommender.repeat_boosts(embeddings, histories, timelines),
+            boosts=recommender.heads(embeddings, histories, timelines).total(),
             threads=threads,
         ).ids
         for embeddings in (by_torch, by_onnx)

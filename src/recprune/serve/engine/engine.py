@@ -150,9 +150,9 @@ class Engine:
         explanation = None
         if choice.explain:
             embedding, excluded = best.sequence_embeddings[0], best.excluded[0]
-            repeats = best.repeats[0] if best.repeats is not None else None
+            learnt = [None if part is None else part[0] for part in best.learnt]
             explanation, times["explain"] = self._explain(
-                embedding, choice, excluded, allowed, repeats
+                embedding, choice, excluded, allowed, *learnt
             )
         return _found(best.top, times, explanation)
 
@@ -230,6 +230,7 @@ class Engine:
         excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
         repeats: Boosts | None = None,
+        transitions: Boosts | None = None,
     ) -> tuple[Json, float]:
         """Return what happened in a query, with the names of its items, and how long that took."""
         begun = time.perf_counter()
@@ -241,6 +242,7 @@ class Engine:
             allow=allowed,
             boosts=self._boosted(choice),
             repeats=repeats,
+            transitions=transitions,
         )
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 

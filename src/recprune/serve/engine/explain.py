@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.boost_heads import add_boosts
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
-from recprune.search.question import add_boosts, boosts_of, checked_question, eligible
+from recprune.search.question import boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
 from recprune.shards.sharded_index import ShardedIndex
@@ -42,7 +43,8 @@ class ExplainedItem:
     contributions: list[float]  # [splits]: the scores of its sub-item ids
     bias: float | None  # added after the last split
     repeat: float | None  # what the model gives to what was there before; null where it gives none
-    boost: float | None  # what the query asks for, likewise; the two are added up, then added last
+    transition: float | None  # and to what often followed the last items
+    boost: float | None  # what the query asks for, likewise; they are added up, then added last
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ class _Query:
     exclude: Any
     allow: Any
     boosts: Any
-    repeated: dict[int, float]  # what is added to the scores of items by the model
+    repeated: dict[int, float]  # what is added to the scores of items by the model,
+    followed: dict[int, float]  # for both of its reasons,
     boosted: dict[int, float]  # and by the query
     codes: NDArray[Any]
     table: Float32Array  # S, [splits, sub-items]
@@ -154,14 +157,15 @@ def explain(
     allow: Any = None,
     boosts: Boosts | None = None,
     repeats: Boosts | None = None,
+    transitions: Boosts | None = None,
 ) -> Explanation:
     """Answer one query (float32 [d]) by every method and say how; arguments as of `search`.
 
-    `repeats` are boosts as well, of a repeat head, and told from the others.
+    `repeats` and `transitions` are boosts as well, of a model's heads, and told from the others.
 
     Scores the whole catalogue and searches many times over: for looking inside, not for serving.
     """
-    query = _query(index, sequence_embedding, k, exclude, allow, boosts, repeats)
+    query = _query(index, sequence_embedding, k, exclude, allow, boosts, repeats, transitions)
     right = _top(query)
     ranked = len(query.items)
     places = np.argsort(query.order, axis=1)  # the rank of every sub-item id
@@ -178,6 +182,7 @@ def explain(
             contributions=query.table[splits, code].tolist(),
             bias=None if query.bias is None else float(query.bias[item]),
             repeat=query.repeated.get(item),
+            transition=query.followed.get(item),
             boost=query.boosted.get(item),
         )
 
@@ -206,20 +211,21 @@ def _query(
     allow: Any,
     boosts: Boosts | None,
     repeats: Boosts | None,
+    transitions: Boosts | None,
 ) -> _Query:
     if np.shape(sequence_embedding) != (index.width,):
         raise InputError(
             f"sequence_embedding has shape {list(np.shape(sequence_embedding))}, "
             f"expected [{index.width}]: one query is explained at a time"
         )
-    both = add_boosts(repeats, boosts)
+    total = add_boosts(add_boosts(repeats, transitions), boosts)
     question = checked_question(
         index,
         sequence_embedding,
         k,
         exclude=exclude,
         allow=allow,
-        boosts=both,
+        boosts=total,
         name="sequence_embedding",
     )
     table = index.sub_item_scores(sequence_embedding)
@@ -234,8 +240,9 @@ def _query(
         k=k,
         exclude=exclude,
         allow=allow,
-        boosts=both,
+        boosts=total,
         repeated=_by_item(repeats),
+        followed=_by_item(transitions),
         boosted=_by_item(boosts),
         codes=codes,
         table=table,
@@ -339,7 +346,8 @@ def _upper_bound(query: _Query, visited: Int64Array) -> float | None:
 
 def _begin(query: _Query) -> TracePoint:
     """Return where a search stands before the first step: boosted items are scored by then."""
-    scored = query.scores[np.isin(query.items, list(query.boosted | query.repeated))]
+    boosted = query.boosted | query.repeated | query.followed
+    scored = query.scores[np.isin(query.items, list(boosted))]
     threshold = float(np.sort(scored)[-query.k]) if 0 < query.k <= len(scored) else None
     visited = np.zeros(query.index.num_splits, np.int64)
     bound = _upper_bound(query, visited)

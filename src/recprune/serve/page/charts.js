@@ -21,7 +21,7 @@ export function splitColour(split, numSplits) {
 // Contributions ---------------------------------------------------------------------------------
 
 // What is added to a score after the last split, and its colour.
-export const ADDED = { bias: "var(--quiet)", repeat: "var(--accent)", boost: "var(--ink)" };
+export const ADDED = { bias: "var(--quiet)", repeat: "var(--accent)", transition: "var(--good)", boost: "var(--ink)" };
 
 // What an item's score is made of: [words, value, colour], in the order of the additions.
 export function scoreParts(item) {

@@ -1,0 +1,80 @@
+"""The boosts that a model gives by itself: to what was there before, and to what often follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.models.repeats import RepeatBoosts
+from recprune.models.settings import ModelSettings
+from recprune.models.transitions import SuccessorTable, TransitionBoosts
+from recprune.types import Boosts, Float32Array, Int32Array, StorageError, Timeline
+
+
+class LearntBoosts(NamedTuple):
+    """Of each user; None where the model has no such head."""
+
+    repeats: list[Boosts] | None
+    transitions: list[Boosts] | None
+
+    def total(self) -> list[Boosts] | None:
+        """Return the boosts that the search is given."""
+        if self.repeats is None or self.transitions is None:
+            return self.repeats if self.repeats is not None else self.transitions
+        pairs = zip(self.repeats, self.transitions, strict=True)
+        return [both for pair in pairs if (both := add_boosts(*pair)) is not None]
+
+
+class BoostHeads:
+    """The heads of a model as they are served: NumPy alone."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        settings: ModelSettings,
+        successors: SuccessorTable | None,
+    ) -> None:
+        """Take the heads out of a model's arrays; a transition head needs a table of successors."""
+        self.repeats: RepeatBoosts | None = None
+        self.transitions: TransitionBoosts | None = None
+        try:
+            if settings.repeats:
+                self.repeats = RepeatBoosts(
+                    weights["repeats.weight"], weights["repeats.bias"], settings.repeats
+                )
+            if settings.transitions and successors is not None:
+                self.transitions = TransitionBoosts(
+                    weights["transitions.weight"],
+                    weights["transitions.bias"],
+                    settings.transitions,
+                    successors,
+                )
+        except KeyError as error:
+            raise StorageError(f"the recommender has no {error.args[0]}") from None
+
+    def __call__(
+        self,
+        sequence_embeddings: Float32Array,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
+    ) -> LearntBoosts:
+        """Return what is added to scores, for histories none of which is empty."""
+        repeats, transitions = self.repeats, self.transitions
+        return LearntBoosts(
+            None if repeats is None else repeats(sequence_embeddings, histories, timelines),
+            None if transitions is None else transitions(sequence_embeddings, histories),
+        )
+
+
+def add_boosts(first: Boosts | None, second: Boosts | None) -> Boosts | None:
+    """Return the boosts of one query that come from two places; where both have one, their sum."""
+    if first is None or second is None:
+        return second if first is None else first
+    items, places = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
+    values = np.zeros(len(items), np.float32)
+    values[places[: len(first[0])]] = first[1]
+    values[places[len(first[0]) :]] += second[1]
+    return items, values

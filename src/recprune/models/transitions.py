@@ -1,0 +1,139 @@
+"""The transition head: what followed the last items of a history, as an addition to their scores.
+
+How often one item followed another is sparse knowledge that a vector of fixed width can only learn
+by heart: counting knows it better. So for each of the last items, those that followed it most often
+in training get a boost. Its size depends on two numbers, how likely they followed and how often,
+each of which falls into a bucket; the state decides what the buckets are worth (a linear map of φ).
+In training, the transition that is to be predicted is taken out of the counts: else the head would
+learn to trust what it will never see again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.preparation.prepared import Prepared
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, frozen
+
+SUCCESSORS = 16  # of an item, at most
+PROBABILITY_BUCKETS = 16  # two for every halving
+COUNT_BUCKETS = 12  # two for every doubling
+BUCKETS = PROBABILITY_BUCKETS + COUNT_BUCKETS  # for each of the last items
+# Added before rounding down, so that all machines agree on powers of two.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class SuccessorTable:
+    """The most frequent successors of every item: a sparse matrix by rows."""
+
+    offsets: Int64Array  # [items + 1]
+    successors: Int32Array  # most frequent first; of equals, the lower id
+    counts: Int32Array  # how often they followed
+    totals: Int32Array  # [items]: how often anything did
+
+    def __post_init__(self) -> None:
+        for array in (self.offsets, self.successors, self.counts, self.totals):
+            frozen(array)
+
+    def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the parts by name."""
+        names = ("offsets", "successors", "counts", "totals")
+        return {f"{prefix}_{name}": getattr(self, name) for name in names}
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], prefix: str, num_items: int
+    ) -> SuccessorTable:
+        """Return the table that `to_arrays` took apart."""
+        names = ("offsets", "successors", "counts", "totals")
+        table = cls(*(arrays[f"{prefix}_{name}"] for name in names))
+        entries = len(table.successors)
+        whole = (
+            table.offsets.shape == (num_items + 1,)
+            and table.totals.shape == (num_items,)
+            and table.counts.shape == (entries,)
+            and table.offsets[0] == 0
+            and table.offsets[-1] == entries
+            and bool((np.diff(table.offsets) >= 0).all())
+        )
+        if not whole or not (
+            entries == 0 or (0 <= table.successors.min() and table.successors.max() < num_items)
+        ):
+            raise StorageError("the table of successors does not fit the items")
+        return table
+
+
+def count_transitions(prepared: Prepared) -> SuccessorTable:
+    """Count what followed what in training."""
+    num_items = prepared.num_items
+    rows = np.arange(len(prepared.items))
+    follows = rows < np.repeat(prepared.train_ends, np.diff(prepared.offsets))
+    starts = prepared.offsets[:-1]
+    follows[starts[starts < len(follows)]] = False  # the first of a history does not
+    after = np.flatnonzero(follows)
+    sources, successors = prepared.items[after - 1], prepared.items[after]
+    keys = np.sort(sources * np.int64(num_items) + successors)
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(first, append=len(keys)).astype(np.int32)
+    sources, successors = (part.astype(np.int32) for part in np.divmod(keys[first], num_items))
+    order = np.lexsort((-counts, sources))  # stable: of equals, the lower id
+    sources, successors, counts = sources[order], successors[order], counts[order]
+    totals = np.bincount(sources, counts, num_items).astype(np.int32)
+    begins = np.searchsorted(sources, np.arange(num_items + 1))
+    kept = np.arange(len(sources)) - begins[sources] < SUCCESSORS
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(begins), SUCCESSORS))])
+    return SuccessorTable(offsets, successors[kept], counts[kept], totals)
+
+
+class TransitionBoosts:
+    """The head as it is served: NumPy alone."""
+
+    def __init__(
+        self, weight: Float32Array, bias: Float32Array, looks_back: int, table: SuccessorTable
+    ) -> None:
+        """Take the linear map, [buckets, d] and [buckets], and how many last items it looks at."""
+        if len(weight) != looks_back * BUCKETS or bias.shape != (looks_back * BUCKETS,):
+            raise StorageError("the transition head of the recommender is of another version")
+        self._weight = weight
+        self._bias = bias
+        self._looks_back = looks_back
+        self.table = table
+
+    def __call__(
+        self, sequence_embeddings: Float32Array, histories: Sequence[Int32Array]
+    ) -> list[Boosts]:
+        """Return the boosts of each user: items, each once, and what is added to their scores."""
+        values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
+        return [self._boosts(*pair) for pair in zip(values, histories, strict=True)]
+
+    def _boosts(self, values: Float32Array, history: Int32Array) -> Boosts:
+        """Return the boosts of one user, from the values of the buckets."""
+        items: list[Int32Array] = []
+        boosts: list[Float32Array] = []
+        for back, last in enumerate(history[: -self._looks_back - 1 : -1]):
+            table = self.table
+            chosen = slice(table.offsets[last], table.offsets[last + 1])
+            likely, often = buckets(table.counts[chosen], table.totals[last])
+            own = values[back * BUCKETS : (back + 1) * BUCKETS]
+            items.append(table.successors[chosen])
+            boosts.append(own[likely] + own[often])
+        distinct, places = np.unique(np.concatenate(items), return_inverse=True)
+        total = np.zeros(len(distinct), np.float32)
+        np.add.at(total, places, np.concatenate(boosts))
+        return distinct.astype(np.int64), total
+
+
+def buckets(counts: Int32Array, total: np.int32) -> tuple[Int64Array, Int64Array]:
+    """Return for transitions from one item the buckets of probability, and of count."""
+    likely = np.floor(2 * np.log2(total / counts) + ROUNDING)
+    often = np.floor(2 * np.log2(counts) + ROUNDING)
+    return (
+        np.minimum(likely, PROBABILITY_BUCKETS - 1).astype(np.int64),
+        PROBABILITY_BUCKETS + np.minimum(often, COUNT_BUCKETS - 1).astype(np.int64),
+    )
