@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "sasrec": ("strings", 8, 16, {}),
     "bert4rec": ("integers", 2, 6, {"architecture": "bert4rec", "num_heads": 2}),
     "full table": ("strings", 2, 4, {"embedding": "full", "width": 16}),
+    "timed": ("integers", 4, 8, {"architecture": "timed", "num_blocks": 2, "num_heads": 2}),
     "repeats": (
         "strings",
         2,
@@ -469,6 +471,33 @@ def test_a_repeat_head_is_told_how_long_ago_things_were(trainings: dict[str, Tra
     untimed = recommend([trained.external(history)], 90)
     assert not np.array_equal(untimed.scores, at_last.scores)
     assert_same_answers(untimed, recommend([trained.external(history)], 90, times=[None], now=1000))
+
+
+def test_an_encoder_is_told_how_long_ago_things_were(trainings: dict[str, Trained]) -> None:
+    trained = trainings["timed"]
+    history, times = [5, 17, 5, 40], [0.0, 50.9, 100.0, 160.2]
+    named = trained.external(history)
+    served = Recommender.load(trained.saved, encoder="onnx")
+    ask: dict[str, Any] = {"k": 90, "exclude_seen": False}
+    answers = []
+    for now in (None, 160, 200, 10**8):
+        found = trained.recommender.recommend([named], times=[times], now=now, **ask)
+        assert_same_answers(served.recommend([named], times=[times], now=now, **ask), found)
+        timeline = Timeline(np.array([0, 50, 100, 160]), 160 if now is None else now)
+        items = [np.array(history, np.int32)]
+        expected = trained.recommender.rank(items, 90, timelines=[timeline])
+        assert np.array_equal(found.ids, expected.ids)
+        assert np.array_equal(found.scores, expected.scores)
+        answers.append(found.scores)
+    at_last, same, later, much_later = answers
+    assert np.array_equal(at_last, same)
+    untimed = trained.recommender.recommend([named], **ask).scores
+    for first, second in combinations((untimed, at_last, later, much_later), 2):
+        assert not np.array_equal(first, second)
+    # One that is not known stands for no event, and so does its time.
+    gapped = [*named[:2], 10**9, *named[2:]]
+    found = trained.recommender.recommend([gapped], times=[[*times[:2], 70, *times[2:]]], **ask)
+    assert np.array_equal(found.scores, at_last)
 
 
 @pytest.mark.parametrize(

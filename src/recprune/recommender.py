@@ -291,7 +291,8 @@ class Recommender:
         the scores of some items, for all histories; where the most popular items are the answer, to
         their numbers of interactions. `times` says for each history when its events were, in
         seconds since 1970, or None where that is not known, and `now` when the recommendation is
-        asked for; without it, at the last event: a repeat head looks at how long ago things were.
+        asked for; without it, at the last event: a repeat head and the encoder `timed` look at how
+        long ago things were.
         A search that is not done at `deadline`, by `time.monotonic()`, returns the best found so
         far, and its statistics say whether that is exact. `index` is another one of the same items,
         such as a `ShardedIndex`.
@@ -318,8 +319,9 @@ class Recommender:
         learnt = LearntBoosts(None, None)
         if answered.any():
             encoded = [items for items in known if len(items)]
-            embeddings = self.encoder.encode(encoded)
-            learnt = self.heads(embeddings, encoded, list(compress(timelines, answered)))
+            dated = list(compress(timelines, answered))
+            embeddings = self.encoder.encode(encoded, dated)
+            learnt = self.heads(embeddings, encoded, dated)
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = searched.search(
@@ -365,7 +367,7 @@ class Recommender:
         threads: int = 1,
     ) -> TopK:
         """Return the exact top k for histories of internal ids, none of them empty."""
-        embeddings = self.encoder.encode(histories)
+        embeddings = self.encoder.encode(histories, timelines)
         boosts = self.heads(embeddings, histories, timelines).total()
         return self.index.search(embeddings, k, exclude=exclude, boosts=boosts, threads=threads)
 

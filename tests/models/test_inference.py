@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -23,7 +23,8 @@ from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEn
 from recprune.models.onnx_export import export_encoder
 from recprune.models.ranking import encode_histories
 from recprune.models.settings import Architecture, EmbeddingKind, ModelSettings
-from recprune.types import CodeArray, Float32Array, Int32Array, MissingExtraError
+from recprune.models.timelines import gap_and_age_buckets
+from recprune.types import CodeArray, Float32Array, Int32Array, MissingExtraError, Timeline
 
 NUM_ITEMS = 300
 NUM_SUB_ITEMS = 16
@@ -71,6 +72,16 @@ def some_histories(*lengths: int, num_items: int = NUM_ITEMS) -> list[Int32Array
     return [rng.integers(0, num_items, length).astype(np.int32) for length in lengths]
 
 
+def some_timelines(histories: list[Int32Array]) -> list[Timeline]:
+    """Return gaps from below a second to years, and requests a while after the last event."""
+    rng = np.random.default_rng(6)
+    timelines = []
+    for history in histories:
+        times = 10**9 + np.cumsum(np.exp(rng.uniform(-1, 18, len(history))).astype(np.int64))
+        timelines.append(Timeline(times, int(times[-1]) + int(rng.integers(0, 10**6))))
+    return timelines
+
+
 def largest_difference(first: Float32Array, second: Float32Array) -> float:
     assert first.dtype == second.dtype == np.float32
     assert first.shape == second.shape
@@ -113,10 +124,12 @@ def test_onnx_torch_and_the_whole_model_agree(
     fast, plain = onnx_encoder(model), TorchEncoder(model, LENGTH)
     for length in (1, 2, 7, LENGTH - 1, LENGTH):
         histories = some_histories(length, length, length)
-        found = fast.encode(histories)
-        states = encode_histories(model, LENGTH, histories).numpy()  # padded, every position
-        assert largest_difference(found, plain.encode(histories)) < 1e-5
-        assert largest_difference(found, states) < 1e-5
+        for timelines in (None, [*some_timelines(histories[:2]), None]):
+            found = fast.encode(histories, timelines)
+            # Padded, and every position.
+            states = encode_histories(model, LENGTH, histories, timelines=timelines).numpy()
+            assert largest_difference(found, plain.encode(histories, timelines)) < 1e-5
+            assert largest_difference(found, states) < 1e-5
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
@@ -127,10 +140,14 @@ def test_the_graph_means_the_same_to_the_reference_implementation(
     """The file says by itself what is computed; it needs nothing that only one runtime does."""
     model = some_model(settings_of(architecture, num_heads))
     history = some_histories(9)[0]
-    vectors = vectors_of(model)(history)[None]
+    inputs: dict[str, Any] = {"vectors": vectors_of(model)(history)[None]}
+    timelines = some_timelines([history])
+    if model.reads_times:
+        inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, 9)
     reference = ReferenceEvaluator(onnx.load_from_string(export_encoder(model)))
-    found = cast(list[Float32Array], reference.run(None, {"vectors": vectors}))[0]
-    assert largest_difference(found, TorchEncoder(model, LENGTH).encode([history])) < 1e-5
+    found = cast(list[Float32Array], reference.run(None, inputs))[0]
+    expected = TorchEncoder(model, LENGTH).encode([history], timelines)
+    assert largest_difference(found, expected) < 1e-5
 
 
 def test_lengths_may_be_mixed_and_results_keep_their_order(encoder: Encoder) -> None:
@@ -255,6 +272,15 @@ def test_a_history_that_cannot_be_encoded_is_named(
 ) -> None:
     with pytest.raises(InputError, match=message):
         encoder.encode([np.array([5], np.int32), history])
+
+
+def test_timelines_of_other_histories_are_refused(encoder: Encoder) -> None:
+    histories = some_histories(3, 4)
+    timelines = some_timelines(histories)
+    with pytest.raises(InputError, match="1 timelines for 2 histories"):
+        encoder.encode(histories, timelines[:1])
+    with pytest.raises(InputError, match=r"timelines\[0\] has 4 times for a history of 3"):
+        encoder.encode(histories, timelines[::-1])
 
 
 def test_items_without_a_vector_are_named(model: SequenceModel) -> None:

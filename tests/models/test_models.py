@@ -380,7 +380,9 @@ def test_every_weight_takes_part(architecture: str, embedding: str, num_heads: i
     if architecture == "bert4rec":
         items[:, 4] = MASK
     weights = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
-    (model(items, torch.tensor([LENGTH, LENGTH])) * weights).sum().backward()
+    moments = torch.arange(2 * LENGTH).view(2, LENGTH).exp2().long()
+    times = [torch.stack([moments, 2 * moments])] if model.reads_times else []
+    (model(items, torch.tensor([LENGTH, LENGTH]), *times) * weights).sum().backward()
     # A constant added to all keys changes no softmax.
     without = {name for name, weight in model.named_parameters() if weight.grad is None}
     assert without == set()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from recprune import InputError
 from recprune.models.repeats import (
-    AGE_BOUNDS,
     FAST_BUCKETS,
     FAST_DECAY,
     FIRST_AGE,
@@ -22,7 +21,6 @@ from recprune.models.repeats import (
     RECENCY_BUCKETS,
     SLOW_BUCKETS,
     SLOW_DECAY,
-    UNKNOWN_AGE,
     RepeatBoosts,
     decayed_bucket,
     event_features,
@@ -30,6 +28,7 @@ from recprune.models.repeats import (
     recency_bucket,
 )
 from recprune.models.settings import Settings
+from recprune.models.timelines import AGE_BOUNDS, UNKNOWN_AGE
 from recprune.types import Timeline
 
 EIGHT_SECONDS = AGE_BOUNDS.tolist().index(8) + 1  # the bucket that begins there

@@ -79,6 +79,12 @@ def prepared_of(histories: list[list[int]], codes: Any, num_sub_items: int) -> P
     )
 
 
+def dated(prepared: Prepared, seed: int = 0) -> Prepared:
+    """Return the same with times: between events lie seconds to weeks."""
+    gaps = np.exp(np.random.default_rng(seed).uniform(14, 28, len(prepared.items)))
+    return replace(prepared, times=10**15 + np.cumsum(gaps.astype(np.int64)))
+
+
 def random_log(ids: str = "integers") -> Interactions:
     rng = np.random.default_rng(5)
     users, items = rng.integers(0, 50, 900), rng.integers(0, 120, 900)

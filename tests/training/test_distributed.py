@@ -29,8 +29,8 @@ from recprune.training.loop import train
 from recprune.training.minibatches import make_minibatch, minibatch_part
 from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
-from tests.preparation.test_prepared import cycle
-from tests.training.test_minibatches import BOTH, consecutive, settings_of
+from tests.preparation.test_prepared import cycle, dated
+from tests.training.test_minibatches import KINDS, consecutive, settings_of
 from tests.training.test_training import COMMAND, ONE_THREAD, lines_without_times
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
@@ -126,7 +126,7 @@ def wait_for_the_end_of(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
-@BOTH
+@KINDS
 def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: int) -> None:
     minibatch = make_minibatch(
         consecutive(), np.arange(8), settings_of(architecture=architecture), 0, 0
@@ -135,6 +135,10 @@ def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: in
     for name in ("items", "places", "segments"):
         together = np.concatenate([getattr(part, name) for part, _ in found])
         assert np.array_equal(together, getattr(minibatch, name))
+    if architecture == "timed":
+        assert minibatch.times is not None
+        times = [part.times for part, _ in found if part.times is not None]
+        assert np.array_equal(np.concatenate(times, axis=1), minibatch.times)
     kept = np.concatenate([kept for _, kept in found])
     assert sorted(kept.tolist()) == list(range(len(minibatch.targets)))
     for part, own in found:
@@ -145,10 +149,12 @@ def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: in
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_two_workers_train_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [{}, {"architecture": "timed", "repeats": 9}])
+def test_two_workers_train_what_one_does(tmp_path: Path, values: dict[str, Any]) -> None:
     """The last minibatch has a single history: one of the two has nothing to do."""
-    prepared = cycle(41)
-    settings = settings_of(dropout=0.0, max_epochs=2, pruning_weight=0.1, windows="random")
+    prepared = dated(cycle(41))
+    values |= {"dropout": 0.0, "max_epochs": 2, "pruning_weight": 0.1, "windows": "random"}
+    settings = settings_of(**values)
     prepared.save(tmp_path / "prepared")
     train(prepared, settings, tmp_path / "one", device="cpu")
     arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two")]

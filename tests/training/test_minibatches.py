@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from numpy.typing import NDArray
 from recprune import InputError, assign_random
 from recprune.models.architectures import build_model
 from recprune.models.bert4rec import MASK
+from recprune.models.repeats import event_features
 from recprune.models.settings import Settings
+from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train
 from recprune.training.minibatches import Minibatch, epoch_users, make_minibatch
 from tests.models.test_models import shaken
-from tests.preparation.test_prepared import cycle, prepared_of
+from tests.preparation.test_prepared import cycle, dated, prepared_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
 
-BOTH = pytest.mark.parametrize("architecture", ["sasrec", "bert4rec"])
+# One that predicts the next item, one that knows its time as well, and one that fills masks.
+KINDS = pytest.mark.parametrize("architecture", ["sasrec", "timed", "bert4rec"])
 
 
 def settings_of(**values: Any) -> Settings:
@@ -53,7 +57,7 @@ def consecutive() -> Prepared:
         for user, count in enumerate((2, 3, 6, 7, 8, 9, 15, 20))
     ]
     codes = assign_random(200, num_splits=2, num_sub_items=8).codes
-    return prepared_of([*histories, [199], []], codes, 8)
+    return dated(prepared_of([*histories, [199], []], codes, 8))
 
 
 def rows_of(minibatch: Minibatch, history: int) -> NDArray[np.int64]:
@@ -71,8 +75,8 @@ def windows_of(minibatch: Minibatch, settings: Settings) -> list[list[int]]:
     num_histories = int(minibatch.segments.max()) + 1
     predicted = dict(zip(minibatch.positions.tolist(), minibatch.targets.tolist(), strict=True))
     assert len(predicted) == len(minibatch.positions)
-    is_sasrec = settings.model.architecture == "sasrec"
-    last_place = settings.model.length - (1 if is_sasrec else 0)
+    fills_masks = settings.model.architecture == "bert4rec"
+    last_place = settings.model.length - (0 if fills_masks else 1)
     found = []
     for history in range(num_histories):
         rows = rows_of(minibatch, history)
@@ -81,7 +85,7 @@ def windows_of(minibatch: Minibatch, settings: Settings) -> list[list[int]]:
         places = minibatch.places.flat[rows].tolist()
         assert places == list(range(last_place + 1 - len(rows), last_place + 1))
         targets = [predicted.pop(row, None) for row in rows.tolist()]
-        if is_sasrec:
+        if not fills_masks:
             assert targets[:-1] == inputs[1:]  # after every item, the next one
             found.append([inputs[0], *targets])
         else:
@@ -98,7 +102,7 @@ def windows_of(minibatch: Minibatch, settings: Settings) -> list[list[int]]:
     return found
 
 
-@BOTH
+@KINDS
 def test_the_last_windows_are_the_ends_of_training_histories(architecture: str) -> None:
     prepared, users = consecutive(), np.arange(8)
     settings = settings_of(architecture=architecture, length=LENGTH, windows="last")
@@ -109,7 +113,7 @@ def test_the_last_windows_are_the_ends_of_training_histories(architecture: str) 
             assert window == history[-(LENGTH + 1) :]
 
 
-@BOTH
+@KINDS
 def test_random_windows_are_pieces_of_the_users_own_training_history(architecture: str) -> None:
     prepared, users = consecutive(), np.arange(8)
     settings = settings_of(architecture=architecture, length=LENGTH, windows="random")
@@ -129,7 +133,7 @@ def test_random_windows_are_pieces_of_the_users_own_training_history(architectur
     assert begins[0] == begins[3] == {0}
 
 
-@BOTH
+@KINDS
 def test_histories_are_packed_into_few_rows(architecture: str) -> None:
     prepared, users = consecutive(), np.array([6, 0, 3, 1])
     settings = settings_of(architecture=architecture, length=LENGTH)
@@ -145,16 +149,16 @@ def test_histories_are_packed_into_few_rows(architecture: str) -> None:
         assert array.dtype == np.int64
         assert array.flags.c_contiguous
     # Windows of 7, 2, 7 and 3 items; of each, SASRec's last is only a target.
-    widest = LENGTH if architecture == "sasrec" else LENGTH + 1
+    widest = LENGTH + 1 if architecture == "bert4rec" else LENGTH
     assert (
         minibatch.items.shape == minibatch.places.shape == minibatch.segments.shape == (3, widest)
     )
-    assert (minibatch.segments >= 0).sum() == (15 if architecture == "sasrec" else 19)
+    assert (minibatch.segments >= 0).sum() == (19 if architecture == "bert4rec" else 15)
     assert minibatch.segments.min() == -1
 
 
 @pytest.mark.parametrize("num_heads", [1, 2])
-@BOTH
+@KINDS
 def test_a_packed_history_is_encoded_as_if_alone(architecture: str, num_heads: int) -> None:
     prepared = consecutive()
     settings = settings_of(
@@ -163,17 +167,65 @@ def test_a_packed_history_is_encoded_as_if_alone(architecture: str, num_heads: i
     model = shaken(build_model(settings.model, prepared.codes, prepared.num_sub_items))
     minibatch = make_minibatch(prepared, np.array([6, 0, 3, 1, 2, 5]), settings, 0, 0)
     assert len(minibatch.items) < 6
-    packed = [
-        torch.from_numpy(array) for array in (minibatch.items, minibatch.places, minibatch.segments)
-    ]
+    given = [minibatch.items, minibatch.places, minibatch.segments]
+    given += [] if minibatch.times is None else [minibatch.times]
+    packed = [torch.from_numpy(array) for array in given]
     with torch.no_grad():
         states = model.forward_packed(*packed).flatten(0, 1)
         assert torch.isfinite(states).all()  # in the padding too
         for history in range(6):
             rows = rows_of(minibatch, history)
             items = torch.from_numpy(minibatch.items.flat[rows]).unsqueeze(0)
-            alone = model(items, torch.tensor([len(rows)]))[0]
+            times = (
+                [] if minibatch.times is None else [minibatch.times.reshape(2, 1, -1)[..., rows]]
+            )
+            alone = model(items, torch.tensor([len(rows)]), *map(torch.from_numpy, times))[0]
             torch.testing.assert_close(states[rows], alone, rtol=0.0, atol=4e-6)
+
+
+@pytest.mark.parametrize("windows", ["last", "random"])
+def test_every_position_has_its_time_and_that_of_its_target(windows: str) -> None:
+    prepared, users = consecutive(), np.arange(8)
+    settings = settings_of(architecture="timed", length=LENGTH, windows=windows)
+    assert prepared.times is not None
+    # An item's number tells which event it is.
+    seconds = dict(zip(prepared.items.tolist(), prepared.times // 10**6, strict=True))
+    hidden = []
+    for number in range(30):
+        minibatch = make_minibatch(prepared, users, settings, 0, number)
+        assert minibatch.times is not None
+        assert minibatch.times.shape == (2, *minibatch.items.shape)
+        for history in range(8):
+            rows = rows_of(minibatch, history)
+            happened, asked = minibatch.times.reshape(2, -1)[:, rows].tolist()
+            hidden.append(happened[0] == UNKNOWN_TIME)
+            if hidden[-1]:  # of a history all or none
+                assert set(happened) == set(asked) == {UNKNOWN_TIME}
+                continue
+            items = minibatch.items.flat[rows].tolist()
+            assert happened == [seconds[item] for item in items]
+            assert asked == [seconds[item + 1] for item in items]
+    assert np.mean(hidden) == pytest.approx(0.25, abs=0.1)
+
+
+def test_a_head_and_an_encoder_see_or_miss_the_same_times() -> None:
+    prepared, users = consecutive(), np.arange(8)
+    settings = settings_of(architecture="timed", length=LENGTH, repeats=9)
+    features = event_features(prepared.items, prepared.offsets)
+    minibatch = make_minibatch(prepared, users, settings, 0, 0, features)
+    assert minibatch.times is not None
+    assert minibatch.own is not None
+    asked = minibatch.times[1].flat[minibatch.positions]
+    assert np.array_equal(asked, minibatch.own.now[3])
+    assert 0 < (asked == UNKNOWN_TIME).sum() < len(asked)
+
+
+def test_without_times_none_is_known() -> None:
+    prepared = replace(consecutive(), times=None)
+    settings = settings_of(architecture="timed", length=LENGTH)
+    minibatch = make_minibatch(prepared, np.arange(8), settings, 0, 0)
+    assert minibatch.times is not None
+    assert (minibatch.times == UNKNOWN_TIME).all()
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7])
@@ -195,15 +247,12 @@ def test_bert4rec_masks_about_the_share_asked_for(share: float) -> None:
 
 
 def same(first: Minibatch, second: Minibatch) -> bool:
-    return all(
-        np.array_equal(getattr(first, name), getattr(second, name))
-        for name in ("items", "places", "segments", "positions", "targets")
-    )
+    return all(map(np.array_equal, first.arrays(), second.arrays()))
 
 
-@BOTH
+@KINDS
 def test_a_minibatch_depends_on_seed_epoch_and_number_alone(architecture: str) -> None:
-    prepared, users = cycle(30, 40, 30), np.arange(30)
+    prepared, users = dated(cycle(30, 40, 30)), np.arange(30)
     settings = settings_of(architecture=architecture, length=LENGTH, windows="random")
     other_seed = settings.with_values({"seed": 1})
     minibatch = make_minibatch(prepared, users, settings, 2, 3)

@@ -13,8 +13,9 @@ import torch
 from recprune import assign_random
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.ranking import encode_histories, model_boosts
-from recprune.models.repeats import UNKNOWN_TIME, event_features
+from recprune.models.repeats import event_features
 from recprune.models.settings import Settings
+from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import train
 from recprune.training.minibatches import (

@@ -19,12 +19,12 @@ from recprune.training.minibatches import Minibatch, make_minibatch, padded_mini
 from recprune.training.optimiser import Optimiser
 from recprune.training.steps import SingleStep
 from tests.preparation.test_prepared import cycle
-from tests.training.test_minibatches import BOTH, consecutive, settings_of
+from tests.training.test_minibatches import KINDS, consecutive, settings_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
 
-@BOTH
+@KINDS
 def test_a_padded_minibatch_holds_the_same_and_padding(architecture: str) -> None:
     settings = settings_of(architecture=architecture)
     minibatch = make_minibatch(consecutive(), np.arange(8), settings, 0, 0)
@@ -38,10 +38,15 @@ def test_a_padded_minibatch_holds_the_same_and_padding(architecture: str) -> Non
     assert np.array_equal(padded.targets[:count], minibatch.targets)
     assert (padded.targets[count:] == -1).all()
     assert (padded.segments[rows:] == -1).all()
+    if architecture == "timed":
+        assert minibatch.times is not None
+        assert padded.times is not None
+        assert padded.times.shape == (2, *padded.items.shape)
+        assert np.array_equal(padded.times[:, :rows], minibatch.times)
 
 
 @pytest.mark.parametrize("pruning_weight", [0.0, 0.5])
-@BOTH
+@KINDS
 def test_padding_changes_neither_loss_nor_gradients(
     architecture: str, pruning_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

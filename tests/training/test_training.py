@@ -30,8 +30,8 @@ from recprune.training.checkpoint import best_epoch, load_code_report, load_mode
 from recprune.training.loop import EpochReport, train, validation_ndcg
 from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
-from tests.preparation.test_prepared import cycle
-from tests.training.test_minibatches import BOTH, settings_of
+from tests.preparation.test_prepared import cycle, dated, prepared_of
+from tests.training.test_minibatches import KINDS, settings_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
@@ -69,6 +69,10 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "sasrec, learnt codes": {"loss": "softmax", "codes": "learnt", "num_splits": 4,
                              "num_sub_items": 8, "full_epochs": 10, "max_epochs": 60},
     "sasrec, full, 2 heads": {"loss": "gbce", "embedding": "full", "num_heads": 2},
+    "timed": {"architecture": "timed", "loss": "softmax"},
+    "timed, learnt codes, repeats": {"architecture": "timed", "loss": "softmax", "codes": "learnt",
+                                     "num_splits": 4, "num_sub_items": 8, "full_epochs": 10,
+                                     "max_epochs": 60, "repeats": 8},
     "bert4rec": {"architecture": "bert4rec", "loss": "softmax", "learning_rate": 0.003,
                  "batch_size": 60, "max_epochs": 150},
     "bert4rec, full, 2 heads": {"architecture": "bert4rec", "loss": "softmax", "embedding": "full",
@@ -96,6 +100,42 @@ def test_a_cycle_of_items_is_learned(tmp_path: Path, name: str) -> None:
     assert validation_ndcg(model, test, settings) > 0.9
 
 
+@pytest.mark.parametrize("values", [{}, {"embedding": "full", "num_heads": 2, "num_blocks": 2}])
+def test_what_only_the_time_tells_is_learned(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Items come at random; item c after a pause of 4^c seconds, whatever came before."""
+    num_items = 15
+    rng = np.random.default_rng(0)
+    histories = rng.integers(0, num_items, (60, 14))
+    codes = np.stack([np.arange(num_items) % 4, np.arange(num_items) // 4], 1).astype(np.uint8)
+    prepared = prepared_of(histories.tolist(), codes, 4)
+    times = np.cumsum(4**histories, axis=1).ravel() * 10**6
+    prepared = replace(prepared, times=times)
+    found = {}
+    for architecture in ("sasrec", "timed"):
+        settings = settings_of(
+            architecture=architecture, loss="cross_entropy", max_epochs=40, dropout=0.0, **values
+        )
+        train(prepared, settings, tmp_path / architecture, device="cpu")
+        model, _ = load_model(tmp_path / architecture, prepared)
+        # Of the test items: the best epoch of many is better than chance on validation items.
+        found[architecture] = validation_ndcg(
+            model, replace(prepared, validation=prepared.test), settings
+        )
+    assert found["timed"] > 0.95
+    assert found["sasrec"] < 0.5  # by chance, 0.3
+
+
+def test_a_model_that_reads_times_is_of_a_log_with_these_times(tmp_path: Path) -> None:
+    prepared = dated(cycle())
+    run(prepared, settings_of(architecture="timed", max_epochs=1), tmp_path / "timed")
+    run(prepared, settings_of(max_epochs=1), tmp_path / "plain")
+    other = dated(cycle(), seed=1)
+    load_model(tmp_path / "timed", prepared)
+    load_model(tmp_path / "plain", other)
+    with pytest.raises(InputError, match="was trained on another prepared log"):
+        load_model(tmp_path / "timed", other)
+
+
 def weights(out: Path, name: str = MODEL) -> dict[str, NDArray[Any]]:
     return load_tensors(out / name)[0]
 
@@ -113,9 +153,9 @@ def lines_without_times(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-@BOTH
+@KINDS
 def test_the_seed_decides_everything(tmp_path: Path, architecture: str) -> None:
-    prepared, settings = cycle(), settings_of(architecture=architecture)
+    prepared, settings = dated(cycle()), settings_of(architecture=architecture)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(int.from_bytes(os.urandom(4), "little"))  # must not matter
         run(prepared, settings.with_values({"seed": seed}), tmp_path / name)
@@ -255,12 +295,12 @@ def test_no_epoch_begins_after_the_time_is_up(tmp_path: Path) -> None:
     assert_same_outcome(tmp_path / "parts", tmp_path / "whole")
 
 
-@BOTH
+@KINDS
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_interrupted_within_an_epoch_is_the_run_in_one(
     tmp_path: Path, architecture: str, number: signal.Signals
 ) -> None:
-    prepared = cycle()
+    prepared = dated(cycle())
     settings = settings_of(architecture=architecture, batch_size=1, max_epochs=2)
     run(prepared, settings, tmp_path / "whole")
 
@@ -388,7 +428,7 @@ def test_a_loss_that_is_not_a_number_stops_the_training(tmp_path: Path) -> None:
     assert not (tmp_path / MODEL).exists()
 
 
-@BOTH
+@KINDS
 def test_a_model_that_has_diverged_is_never_the_best(tmp_path: Path, architecture: str) -> None:
     """With one step an epoch the loss is still finite when the weights no longer are."""
     settings = settings_of(

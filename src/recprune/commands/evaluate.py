@@ -155,7 +155,8 @@ def _rank(
     exclude = histories if parsed.exclude_seen else None
     model, settings = load_model(folder, prepared)
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
-        embeddings = encode_histories(model, settings.model.length, histories)
+        length = settings.model.length
+        embeddings = encode_histories(model, length, histories, timelines=timelines)
         boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
         return top_items(model, embeddings, parsed.k, exclude, boosts=boosts)
     recommender = Recommender.from_model(prepared, model, settings)

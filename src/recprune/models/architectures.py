@@ -12,6 +12,7 @@ from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.repeats import NUM_BUCKETS
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
+from recprune.models.timed import TimedSASRec
 from recprune.models.transitions import BUCKETS
 from recprune.types import CodeArray, needs_extra
 
@@ -23,8 +24,14 @@ SequenceModel: TypeAlias = SASRec | BERT4Rec
 ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {
     "sasrec": SASRec,
     "esasrec": ESASRec,
+    "timed": TimedSASRec,
     "bert4rec": BERT4Rec,
 }
+
+
+def looks_at_times(settings: ModelSettings) -> bool:
+    """Return whether a model of these settings depends on when events were."""
+    return settings.repeats > 0 or ARCHITECTURES[settings.architecture].reads_times
 
 
 def build_model(settings: ModelSettings, codes: CodeArray, num_sub_items: int) -> SequenceModel:

@@ -40,6 +40,12 @@ def same_segment(segments: Tensor) -> Tensor:
     return (segments.unsqueeze(2) == segments.unsqueeze(1)).unsqueeze(1)
 
 
+def no_later(items: Tensor) -> Tensor:
+    """Say which positions (columns) are not later than which (rows), [length, length]."""
+    steps = torch.arange(items.shape[1], device=items.device)
+    return steps.unsqueeze(1) >= steps
+
+
 def by_head(projected: Tensor, num_heads: int) -> Tensor:
     """Divide [batch, length, d] into [batch, heads, length, d / heads]."""
     batch, length, width = projected.shape

@@ -29,6 +29,7 @@ class BERT4Rec(nn.Module):
     """Histories with masks → a sequence embedding at every position."""
 
     fills_masks: ClassVar = True
+    reads_times: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
     transitions: nn.Linear | None

@@ -66,20 +66,24 @@ class ESASRecBlock(nn.Module):
         )
         return self._after_attention(states, normalised, attended.transpose(1, 2).flatten(-2))
 
-    def last_state(self, states: Tensor) -> Tensor:
+    def last_state(self, states: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the next state at the last position; a bias is added to attention scores."""
         normalised = self.attention_norm(states)
         query = by_head(self.query(normalised[:, -1:]), self.num_heads)
         key, value = (
             by_head(projected, self.num_heads)
             for projected in (self.key(normalised), self.value(normalised))
         )
-        attended = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(-2)
+        attended = scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        attended = attended.transpose(1, 2).flatten(-2)
         return self._after_attention(states[:, -1:], normalised[:, -1:], attended).squeeze(1)
 
-    def write_graph(self, graph: OnnxGraph, states: str, *, last: bool) -> str:
+    def write_graph(
+        self, graph: OnnxGraph, states: str, *, last: bool, bias: str | None = None
+    ) -> str:
         normalised = graph.norm(states, self.attention_norm)
         queries = graph.last_position(normalised) if last else normalised
-        attended = graph.attend(self, queries, normalised, last=last, causal=not last)
+        attended = graph.attend(self, queries, normalised, last=last, causal=not last, bias=bias)
         before = graph.last_position(states) if last else states
         states = graph.add("Add", before, graph.gated(attended, queries, self.attention_gate))
         normalised = graph.norm(states, self.network_norm)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.timelines import event_times, gap_and_age_buckets
 from recprune.search.checks import checked_count
 from recprune.types import (
     Float32Array,
@@ -15,6 +16,7 @@ from recprune.types import (
     Int32Array,
     Int64Array,
     StorageError,
+    Timeline,
     needs_extra,
 )
 
@@ -32,8 +34,15 @@ class Encoder(Protocol):
     length: int  # how many items of a history it looks at, at most
     width: int  # d
 
-    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
-        """Return the sequence embeddings φ of histories, of each its last items, [users, d]."""
+    def encode(
+        self,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
+    ) -> Float32Array:
+        """Return the sequence embeddings φ of histories, of each its last items, [users, d].
+
+        Encoders that do not read times leave timelines aside.
+        """
         ...
 
 
@@ -110,22 +119,32 @@ class OnnxEncoder:
         self.width = vectors.width
         self._check()
 
-    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
+    def encode(
+        self,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
+    ) -> Float32Array:
         return _encode_by_length(
-            histories, self.length, self._vectors.num_items, self.width, self._run
+            histories, timelines, self.length, self._vectors.num_items, self.width, self._run
         )
 
-    def _run(self, items: Int64Array) -> Float32Array:
-        vectors = self._vectors(items.ravel()).reshape(*items.shape, self.width)
-        found: Float32Array = self._session.run(None, {"vectors": vectors})[0]
+    def _run(self, items: Int64Array, timelines: list[Timeline | None]) -> Float32Array:
+        inputs: dict[str, NDArray[Any]] = {
+            "vectors": self._vectors(items.ravel()).reshape(*items.shape, self.width)
+        }
+        if self._reads_times:
+            inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, items.shape[1])
+        found: Float32Array = self._session.run(None, inputs)[0]
         return found
 
     def _check(self) -> None:
         """Refuse a model that is not an encoder, or not one of these items and this length."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         names = [value.name for value in (*inputs, *outputs)]
+        self._reads_times = names[1:-1] == ["gaps", "ages"]
+        expected = ["vectors", *(names[1:-1] if self._reads_times else []), "sequence_embedding"]
         longest = self._session.get_modelmeta().custom_metadata_map.get("length", "")
-        if names != ["vectors", "sequence_embedding"] or not longest.isdecimal():
+        if names != expected or not longest.isdecimal():
             raise StorageError(f"the ONNX model is not an encoder: it has {', '.join(names)}")
         width = inputs[0].shape[-1]
         if width != self.width:
@@ -146,30 +165,41 @@ class TorchEncoder:
         self._model = model.eval()
         self.width = model.embedding.width
 
-    def encode(self, histories: Sequence[Int32Array]) -> Float32Array:
+    def encode(
+        self,
+        histories: Sequence[Int32Array],
+        timelines: Sequence[Timeline | None] | None = None,
+    ) -> Float32Array:
+        num_items = self._model.embedding.num_items
         return _encode_by_length(
-            histories, self.length, self._model.embedding.num_items, self.width, self._run
+            histories, timelines, self.length, num_items, self.width, self._run
         )
 
-    def _run(self, items: Int64Array) -> Float32Array:
+    def _run(self, items: Int64Array, timelines: list[Timeline | None]) -> Float32Array:
         import torch
 
         model = self._model
+        times = []
+        if model.reads_times:
+            known = torch.from_numpy(event_times(timelines, items.shape[1]))
+            times.append(known.to(model.norm.weight.device))
         with torch.inference_mode():
             chosen = torch.from_numpy(items).to(model.norm.weight.device)
-            found = model.encode_last(model.embedding.vectors(chosen))
+            found = model.encode_last(model.embedding.vectors(chosen), *times)
             array: Float32Array = found.float().cpu().numpy()
         return array
 
 
 def _encode_by_length(
     histories: Sequence[Int32Array],
+    timelines: Sequence[Timeline | None] | None,
     length: int,
     num_items: int,
     width: int,
-    run: Callable[[Int64Array], Float32Array],
+    run: Callable[[Int64Array, list[Timeline | None]], Float32Array],
 ) -> Float32Array:
     """Run histories of one length together; return the results in the order of the histories."""
+    known = _checked_timelines(timelines, histories)
     cut: list[Int64Array] = []
     by_length: dict[int, list[int]] = {}
     for user, history in enumerate(histories):
@@ -183,8 +213,24 @@ def _encode_by_length(
         at_once = max(1, _POSITIONS_AT_ONCE // count)
         for first in range(0, len(users), at_once):
             chosen = users[first : first + at_once]
-            found[chosen] = run(np.stack([cut[user] for user in chosen]))
+            items = np.stack([cut[user] for user in chosen])
+            found[chosen] = run(items, [known[user] for user in chosen])
     return found
+
+
+def _checked_timelines(
+    timelines: Sequence[Timeline | None] | None, histories: Sequence[Int32Array]
+) -> Sequence[Timeline | None]:
+    """Return timelines that are as long as their histories, None where there are none."""
+    if timelines is None:
+        return [None] * len(histories)
+    if len(timelines) != len(histories):
+        raise InputError(f"{len(timelines)} timelines for {len(histories)} histories")
+    for user, (timeline, history) in enumerate(zip(timelines, histories, strict=True)):
+        if timeline is not None and len(timeline.times) != len(history):
+            given, expected = len(timeline.times), len(history)
+            raise InputError(f"timelines[{user}] has {given} times for a history of {expected}")
+    return timelines
 
 
 def _checked_items(items: Any, num_items: int, name: str) -> Int64Array:

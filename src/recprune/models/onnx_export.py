@@ -32,6 +32,8 @@ def export_encoder(model: SequenceModel) -> bytes:
     """Return an ONNX model of `model.encode_last`, its weights inside.
 
     Input `vectors`, float32 [batch, length, d]; output `sequence_embedding`, float32 [batch, d].
+    An encoder that reads times also takes `gaps` and `ages`, int64 [batch, length]: the buckets of
+    how long each event was the newest, and of how long it is ago.
     The longest history stands in its metadata as `length`.
     """
     graph = OnnxGraph()
@@ -53,6 +55,7 @@ class OnnxGraph:
     """Nodes and constants; what its methods take and return are names of values."""
 
     def __init__(self) -> None:
+        self._buckets: list[str] = []  # inputs beside the vectors
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
 
@@ -75,6 +78,15 @@ class OnnxGraph:
         self._constants.append(numpy_helper.from_array(array, name))
         return name
 
+    def buckets(self, name: str) -> str:
+        """Add an input that has a bucket for every item of the histories, int64 [batch, length]."""
+        self._buckets.append(name)
+        return name
+
+    def rows(self, table: Tensor, places: str) -> str:
+        """Look rows of a table up: [..., width]."""
+        return self.add("Gather", self.constant(_array(table)), places, axis=0)
+
     def linear(self, inputs: str, weight: Float64Array, bias: Float64Array | None = None) -> str:
         """Multiply by a weight laid out as torch does, [out, in], and add the bias."""
         product = self.add("MatMul", inputs, self.constant(weight.T))
@@ -88,15 +100,24 @@ class OnnxGraph:
         return self.add("LayerNormalization", states, scale, shift, axis=-1, epsilon=module.eps)
 
     def attend(
-        self, layers: AttentionLayers, queries: str, states: str, *, last: bool, causal: bool
+        self,
+        layers: AttentionLayers,
+        queries: str,
+        states: str,
+        *,
+        last: bool,
+        causal: bool,
+        bias: str | None = None,
     ) -> str:
         """Return what every query gathers from the states, [batch, queries, d].
 
-        `last` says that there is one query a history, that of its last state.
+        `last` says that there is one query a history, that of its last state. A bias is added to
+        the scores of [batch, heads, queries, states].
         What a key's bias adds to all scores of a query is lost in the softmax, and is left out.
         """
         heads, width = layers.num_heads, layers.query.in_features
         size = width // heads
+        added = [] if bias is None else [bias]
         options = {"q_num_heads": heads, "is_causal": int(causal), "scale": size**-0.5}
         query_weight, query_bias = _array(layers.query.weight), _array(layers.query.bias)
         key_weight, value_weight = _array(layers.key.weight), _array(layers.value.weight)
@@ -107,6 +128,7 @@ class OnnxGraph:
                 self.linear(queries, query_weight, query_bias),
                 self.linear(states, key_weight),
                 self.linear(states, value_weight),
+                *added,
                 kv_num_heads=heads,
                 **options,
             )
@@ -119,7 +141,7 @@ class OnnxGraph:
         else:
             projected = self.linear(queries, query_weight, query_bias)
             against = self.by_head(projected, key_weight.reshape(heads, size, width))
-        means = self.add("Attention", against, states, states, kv_num_heads=1, **options)
+        means = self.add("Attention", against, states, states, *added, kv_num_heads=1, **options)
         if heads == 1:
             return self.linear(means, value_weight, value_bias)
         attended = self.by_head(means, value_weight.reshape(heads, size, width).transpose(0, 2, 1))
@@ -154,7 +176,14 @@ class OnnxGraph:
         kind = onnx.TensorProto.FLOAT
         vectors = helper.make_tensor_value_info(_VECTORS, kind, ["batch", "length", width])
         embedding = helper.make_tensor_value_info(_SEQUENCE_EMBEDDING, kind, ["batch", width])
-        graph = helper.make_graph(self._nodes, "encoder", [vectors], [embedding], self._constants)
+        integers = onnx.TensorProto.INT64
+        buckets = [
+            helper.make_tensor_value_info(name, integers, ["batch", "length"])
+            for name in self._buckets
+        ]
+        graph = helper.make_graph(
+            self._nodes, "encoder", [vectors, *buckets], [embedding], self._constants
+        )
         model = helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", _OPSET)],

@@ -10,6 +10,7 @@ from recprune.models.architectures import SequenceModel
 from recprune.models.bert4rec import MASK
 from recprune.models.boost_heads import BoostHeads
 from recprune.models.settings import ModelSettings
+from recprune.models.timelines import event_times
 from recprune.types import Boosts, Int32Array, Int64Array, Timeline, needs_extra
 
 with needs_extra("train"):
@@ -29,12 +30,19 @@ def pad_histories(histories: Sequence[Int32Array]) -> tuple[Int64Array, Int64Arr
 
 @torch.no_grad()
 def encode_histories(
-    model: SequenceModel, length: int, histories: Sequence[Int32Array], batch_size: int = 256
+    model: SequenceModel,
+    length: int,
+    histories: Sequence[Int32Array],
+    batch_size: int = 256,
+    *,
+    timelines: Sequence[Timeline | None] | None = None,
 ) -> Tensor:
     """Return the sequence embeddings of histories, of each its last `length` items, [users, d].
 
     No history may be empty: there is nothing to encode.
     """
+    if timelines is None or not model.reads_times:
+        timelines = [None] * len(histories)
     model.eval()
     device = model.norm.weight.device
     mask = [np.array([MASK], np.int32)] if model.fills_masks else []
@@ -45,7 +53,12 @@ def encode_histories(
         chosen = order[first : first + batch_size]
         batch = [np.concatenate([histories[at][-length:], *mask]) for at in chosen]
         items, lengths = (torch.from_numpy(array).to(device) for array in pad_histories(batch))
-        states = model(items, lengths)
+        times = []
+        if model.reads_times:
+            # Where a history is cut, the longest of its batch is as long as that.
+            known = torch.from_numpy(event_times([timelines[at] for at in chosen], items.shape[1]))
+            times.append(known.to(device))
+        states = model(items, lengths, *times)
         last = states[torch.arange(len(chosen), device=device), lengths - 1]
         found[torch.from_numpy(chosen).to(device)] = last.float()
     return found

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.timelines import AGE_BUCKETS, UNKNOWN_AGE, age_buckets
 from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, Timeline
 
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
@@ -27,17 +28,12 @@ RECENCY_BUCKETS = 28  # up to 8 · 2^10 events ago
 # most that can come about, which is about τ.
 FAST_DECAY, FAST_BUCKETS = 30.0, 20
 SLOW_DECAY, SLOW_BUCKETS = 300.0, 33
-# Below a second, then two for every doubling up to 2^31 seconds; the last: times are not known.
-AGE_BOUNDS = np.unique(np.round(2.0 ** (np.arange(63) / 2)).astype(np.int64))
-UNKNOWN_AGE = len(AGE_BOUNDS) + 1
-AGE_BUCKETS = UNKNOWN_AGE + 1
 # Where the buckets of each kind begin.
 FIRST_FAST = RECENCY_BUCKETS
 FIRST_SLOW = FIRST_FAST + FAST_BUCKETS
 FIRST_AGE = FIRST_SLOW + SLOW_BUCKETS
 NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
 NEVER = np.int64(1 << 31)
-UNKNOWN_TIME = -(1 << 62)  # in place of seconds
 
 
 class EventFeatures(NamedTuple):
@@ -103,7 +99,7 @@ def recency_bucket(events_ago: NDArray[Any]) -> Int64Array:
 def _age_buckets(events: Int64Array, timeline: Timeline | None) -> Int64Array:
     if timeline is None:
         return np.full(len(events), UNKNOWN_AGE)
-    return np.searchsorted(AGE_BOUNDS, timeline.now - timeline.times[events], side="right")
+    return age_buckets(timeline.now - timeline.times[events])
 
 
 def decayed_bucket(counts: NDArray[np.float64], most: int) -> NDArray[np.uint8]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from recprune.models.attention import LearnedPositions, by_head, same_segment
+from recprune.models.attention import LearnedPositions, by_head, no_later, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.settings import ModelSettings
 from recprune.models.transitions import SuccessorTable
 from recprune.types import needs_extra
 
 with needs_extra("train"):
-    import torch
     from torch import Tensor, nn
     from torch.nn.functional import relu, scaled_dot_product_attention
 
@@ -40,6 +39,7 @@ class SASRec(nn.Module):
     """Histories → a sequence embedding after every item."""
 
     fills_masks: ClassVar = False
+    reads_times: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
     transitions: nn.Linear | None
@@ -69,9 +69,7 @@ class SASRec(nn.Module):
 
         Beside the items stand their places, and which history of the row they belong to.
         """
-        steps = torch.arange(items.shape[1], device=items.device)
-        past = steps.unsqueeze(1) >= steps
-        return self._encode(items, places, same_segment(segments) & past)
+        return self._encode(items, places, same_segment(segments) & no_later(items))
 
     def _encode(self, items: Tensor, places: Tensor, visible: Tensor | None) -> Tensor:
         states = self.dropout(self.embedding.vectors(items) + self.positions(places))

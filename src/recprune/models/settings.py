@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from recprune.types import InputError, Json
 
-Architecture = Literal["sasrec", "esasrec", "bert4rec"]
+Architecture = Literal["sasrec", "esasrec", "timed", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full"]
 Codes = Literal["svd", "random", "learnt"]
 Loss = Literal["bce", "gbce", "softmax", "cross_entropy"]
@@ -272,19 +272,20 @@ def _check_number(settings: object, name: str) -> None:
         raise InputError(f"{name} is {value!r}, expected a number")
 
 
+# eSASRec's loss: a softmax over shared negatives, corrected.
+_CORRECTED_SOFTMAX = TrainingSettings(
+    loss="softmax", negatives="shared", num_negatives=1024, num_in_batch=1024, logq=True
+)
+
 # The paper's three models (section 5.2): SASRec's one negative and BCE, gSASRec's 256 and gBCE, and
 # the same for BERT4Rec, which then need not rank the whole catalogue at every masked position.
 PRESETS = {
     "sasrec": Settings(ModelSettings(), TrainingSettings(loss="bce", num_negatives=1)),
     "gsasrec": Settings(),
     "gbert4rec": Settings(ModelSettings("bert4rec", num_blocks=3, num_heads=4)),
-    # Not the paper's: eSASRec, whose loss is a softmax over shared negatives, corrected.
-    "esasrec": Settings(
-        ModelSettings("esasrec"),
-        TrainingSettings(
-            loss="softmax", negatives="shared", num_negatives=1024, num_in_batch=1024, logq=True
-        ),
-    ),
+    # Not the paper's: eSASRec and its loss, and the same with an encoder that reads times.
+    "esasrec": Settings(ModelSettings("esasrec"), _CORRECTED_SOFTMAX),
+    "timed": Settings(ModelSettings("timed"), _CORRECTED_SOFTMAX),
 }
 
 

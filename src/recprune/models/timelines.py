@@ -10,7 +10,49 @@ from numpy.typing import NDArray
 
 from recprune.types import InputError, Int64Array, Timeline
 
+# Buckets of ages: below a second, then two for every doubling up to 2^31 seconds. The last is that
+# of ages that are not known.
+AGE_BOUNDS = np.unique(np.round(2.0 ** (np.arange(63) / 2)).astype(np.int64))
+UNKNOWN_AGE = len(AGE_BOUNDS) + 1
+AGE_BUCKETS = UNKNOWN_AGE + 1
+UNKNOWN_TIME = -(1 << 62)  # in place of seconds
 _LAST_SECOND = 7_258_118_400  # the year 2200, as everywhere in recprune
+
+
+def age_buckets(ages: Int64Array) -> Int64Array:
+    """Return the buckets of ages in seconds."""
+    return AGE_BOUNDS.searchsorted(ages, side="right")
+
+
+def event_times(timelines: Sequence[Timeline | None], longest: int) -> Int64Array:
+    """Return when the last events of histories were, and what came after each: [2, users, longest].
+
+    After the last event, that is the request. Shorter histories are padded at the right;
+    UNKNOWN_TIME stands there, and where times are not known.
+    """
+    found = np.full((2, len(timelines), longest), UNKNOWN_TIME)
+    for user, timeline in enumerate(timelines):
+        if timeline is not None:
+            times = timeline.times[-longest:]
+            found[0, user, : len(times)] = times
+            found[1, user, : len(times) - 1] = times[1:]
+            found[1, user, len(times) - 1] = timeline.now
+    return found
+
+
+def gap_and_age_buckets(timelines: Sequence[Timeline | None], count: int) -> Int64Array:
+    """Return buckets of how long events were the newest, and of how long ago they are.
+
+    Of histories with at least so many events, the last ones: [2, users, count].
+    """
+    found = np.full((2, len(timelines), count), UNKNOWN_AGE)
+    for user, timeline in enumerate(timelines):
+        if timeline is not None:
+            times = timeline.times[-count:]
+            found[0, user, :-1] = age_buckets(times[1:] - times[:-1])
+            found[1, user] = age_buckets(timeline.now - times)
+            found[0, user, -1] = found[1, user, -1]  # the last event is the newest until now
+    return found
 
 
 def checked_timelines(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.architectures import SequenceModel, build_model, looks_at_times
 from recprune.models.learnt_codes import CodeReport
 from recprune.models.settings import Settings
 from recprune.models.transitions import count_transitions
@@ -183,7 +183,7 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         float(metadata["validation_ndcg"])  # a checkpoint has none
     except (KeyError, ValueError) as error:
         raise StorageError(f"{path}: not a trained model: {error}") from None
-    if checksum != prepared.checksum(with_times=settings.model.repeats > 0):
+    if checksum != prepared.checksum(with_times=looks_at_times(settings.model)):
         raise InputError(f"{path}: was trained on another prepared log")
     try:
         model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)

@@ -23,6 +23,7 @@ from recprune.models.architectures import (
     SequenceModel,
     build_learning_model,
     build_model,
+    looks_at_times,
     with_embedding,
 )
 from recprune.models.embedding import FullEmbedding, ItemEmbedding
@@ -172,7 +173,7 @@ class _Training:
         self.settings = settings
         self.folder = folder
         self.device = device
-        self.checksum = prepared.checksum(with_times=settings.model.repeats > 0)
+        self.checksum = prepared.checksum(with_times=looks_at_times(settings.model))
         torch.manual_seed(settings.training.seed)
         self.model = _untrained(settings, prepared).to(device)
         if settings.model.transitions:
@@ -380,9 +381,9 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     shuffled = rng.permutation(len(targets))
     chosen = np.sort(shuffled[: settings.training.validation_users])
     histories = [prepared.history(targets, int(target)) for target in chosen]
-    embeddings = encode_histories(model, settings.model.length, histories)
-    exclude = histories if settings.training.exclude_seen else None
     timelines = [prepared.timeline(targets, int(target)) for target in chosen]
+    embeddings = encode_histories(model, settings.model.length, histories, timelines=timelines)
+    exclude = histories if settings.training.exclude_seen else None
     boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
     ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from recprune.models.architectures import ARCHITECTURES
 from recprune.models.bert4rec import MASK
-from recprune.models.repeats import UNKNOWN_TIME, EventFeatures
+from recprune.models.repeats import EventFeatures
 from recprune.models.settings import Settings
+from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.prepared import MICROSECONDS, Prepared
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.types import InputError, Int64Array
 
 # One window in four has only its last item masked: that is what predicting the next looks like.
 _ONLY_LAST = 0.25
-# Of histories, the share of which a repeat head does not see the times: callers may not know them.
+# Of histories, the share of which a model does not see the times: callers may not know them.
 _WITHOUT_TIMES = 0.25
 # Own events are padded to a multiple of this on a GPU.
 _OWN_COLUMNS = 128
@@ -50,12 +51,16 @@ class Minibatch:
     segments: Int64Array  # which history of the row; −1 is padding
     positions: Int64Array  # into the flattened items
     targets: Int64Array  # the items to be predicted there; −1 is padding
+    # [2, rows, longest] seconds, for encoders that read times: of the event and of the prediction
+    # after it, UNKNOWN_TIME where they are not known.
+    times: Int64Array | None = None
     own: OwnEvents | None = None  # for a repeat head
 
     def arrays(self) -> tuple[Int64Array, ...]:
         """Return what a step is given, in its order."""
         arrays = (self.items, self.places, self.segments, self.positions, self.targets)
-        return arrays if self.own is None else (*arrays, *self.own)
+        times = () if self.times is None else (self.times,)
+        return (*arrays, *times, *(self.own or ()))
 
 
 def epoch_users(prepared: Prepared, settings: Settings, epoch: int) -> Int64Array:
@@ -89,19 +94,25 @@ def make_minibatch(
     events = _ranges(ends - lengths, lengths)
     windows = prepared.items[events].astype(np.int64)
     last = np.cumsum(lengths) - 1
-    if not ARCHITECTURES[settings.model.architecture].fills_masks:
+    architecture = ARCHITECTURES[settings.model.architecture]
+    if not architecture.fills_masks:
         # After every item but the last, the next one.
         is_input = np.ones(len(windows), np.bool_)
         is_input[last] = False
         inputs, targets = windows[is_input], windows[np.flatnonzero(is_input) + 1]
         packed = _pack(inputs, lengths - 1, settings.model.length, np.arange(len(inputs)), targets)
-        if features is None:
+        if features is None and not architecture.reads_times:
             return packed
-        first = np.maximum(starts, ends - lengths - settings.model.repeats)
-        own = _own_events(prepared, features, first, ends - 1, lengths - 1)
-        without_times = rng.random(len(users)) < _WITHOUT_TIMES
-        own.now[3, without_times[own.now[0]]] = UNKNOWN_TIME
-        return replace(packed, own=own)
+        without_times = np.repeat(rng.random(len(users)) < _WITHOUT_TIMES, lengths - 1)
+        if architecture.reads_times:
+            times = _event_times(prepared, events[is_input], without_times)
+            packed = replace(packed, times=_packed_times(times, packed))
+        if features is not None:
+            first = np.maximum(starts, ends - lengths - settings.model.repeats)
+            own = _own_events(prepared, features, first, ends - 1, lengths - 1)
+            own.now[3, without_times] = UNKNOWN_TIME
+            packed = replace(packed, own=own)
+        return packed
     masked = rng.random(len(windows)) < settings.training.mask_share
     only_last = rng.random(len(users)) < _ONLY_LAST
     only_last |= np.add.reduceat(masked, last - lengths + 1) == 0
@@ -123,6 +134,7 @@ def padded_minibatch(minibatch: Minibatch, rows: int, predictions: int) -> Minib
         np.pad(minibatch.segments, below, constant_values=-1),
         np.pad(minibatch.positions, after),
         np.pad(minibatch.targets, after, constant_values=-1),
+        None if minibatch.times is None else np.pad(minibatch.times, ((0, 0), *below)),
         None if minibatch.own is None else _padded_own(minibatch.own, more, minibatch),
     )
 
@@ -150,8 +162,27 @@ def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibat
         minibatch.segments[first:last],
         minibatch.positions[kept] - first * width,
         minibatch.targets[kept],
+        None if minibatch.times is None else minibatch.times[:, first:last],
         None if minibatch.own is None else minibatch.own._replace(now=minibatch.own.now[:, kept]),
     ), kept
+
+
+def _event_times(
+    prepared: Prepared, events: Int64Array, without_times: NDArray[np.bool_]
+) -> Int64Array:
+    """Return when events were, and the next ones, which are predicted: [2, events] seconds."""
+    if prepared.times is None:
+        return np.full((2, len(events)), UNKNOWN_TIME)
+    times: Int64Array = prepared.times[np.stack([events, events + 1])] // MICROSECONDS
+    times[:, without_times] = UNKNOWN_TIME
+    return times
+
+
+def _packed_times(times: Int64Array, packed: Minibatch) -> Int64Array:
+    """Lay the times of all positions out as the items are, [2, rows, longest]."""
+    laid_out = np.full((2, packed.items.size), UNKNOWN_TIME)
+    laid_out[:, packed.positions] = times
+    return laid_out.reshape(2, *packed.items.shape)
 
 
 def _own_events(

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from recprune.models.embedding import ItemEmbedding
-from recprune.models.repeats import (
-    AGE_BOUNDS,
-    FIRST_AGE,
-    FIRST_FAST,
-    FIRST_SLOW,
-    UNKNOWN_AGE,
-    UNKNOWN_TIME,
-    recency_bucket,
-)
+from recprune.models.repeats import FIRST_AGE, FIRST_FAST, FIRST_SLOW, recency_bucket
+from recprune.models.timed import bucketized_ages
+from recprune.models.timelines import AGE_BOUNDS
 from recprune.training.sparse_scores import SparseScores
 from recprune.types import needs_extra
 
@@ -58,15 +52,11 @@ class OwnItems:
             by_user[users, places] = states
             vectors = self._embedding.vectors(items)
             products = torch.bmm(by_user, vectors.transpose(1, 2))[users, places]
+        ages = bucketized_ages(asked_at.unsqueeze(1), times[users], self._age_bounds)
         boosts = (
             numbers.gather(1, self._recency[ago.clamp(0, self._looks_back - 1)])
             + numbers.gather(1, FIRST_FAST + fast[users])
             + numbers.gather(1, FIRST_SLOW + slow[users])
-            + numbers.gather(1, FIRST_AGE + self._age_buckets(asked_at, times[users]))
+            + numbers.gather(1, FIRST_AGE + ages)
         )
         return SparseScores(items[users], products, boosts, valid)
-
-    def _age_buckets(self, asked_at: Tensor, times: Tensor) -> Tensor:
-        ages = asked_at.unsqueeze(1) - times
-        buckets = torch.bucketize(ages, self._age_bounds, right=True)
-        return torch.where(asked_at.unsqueeze(1) == UNKNOWN_TIME, UNKNOWN_AGE, buckets)

@@ -169,6 +169,7 @@ def _loss_sum(
 ) -> Callable[..., Tensor]:
     training = settings.training
     loss = find_loss(training, model.embedding.num_items)
+    reads_times = int(model.reads_times)  # how many arrays that takes
     own_items = _own_items(model, settings, device)
     successors = _successors(model, settings, device)
 
@@ -179,11 +180,12 @@ def _loss_sum(
         segments: Tensor,
         positions: Tensor,
         targets: Tensor,
-        *own_events: Tensor,
+        *others: Tensor,
     ) -> Tensor:
+        times, own_events = others[:reads_times], others[reads_times:]
         wanted = targets.clamp(min=0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
+            states = model.forward_packed(items, places, segments, *times).flatten(0, 1)[positions]
             boosted = [own_items(states, *own_events)] if own_items is not None else []
             if successors is not None:
                 boosted += successors(states, items, segments, positions, wanted)

@@ -112,12 +112,13 @@ class Workload:
             raise InputError(f"{folder}: a model without sub-items is no workload")
         chosen = test_users(prepared, users)
         histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+        timelines = [prepared.timeline(prepared.test, int(target)) for target in chosen]
         return cls(
             log,
             model,
             trained.index.item_codes(),
             trained.index.sub_item_embeddings(),
-            trained.encoder.encode(histories),
+            trained.encoder.encode(histories, timelines),
             prepared.test.items[chosen],
             trained.settings,
         )

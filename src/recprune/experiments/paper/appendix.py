@@ -39,6 +39,7 @@ from recprune.types import (
     Int64Array,
     Json,
     Progress,
+    Timeline,
 )
 
 _BASELINES = "baselines"
@@ -124,11 +125,11 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     encoder = TorchEncoder(trained, settings.model.length)
     progress(f"encoding with {model}")
     with one_thread():
-        figures |= _time_to_phi(encoder, histories, "torch")
+        figures |= _time_to_phi(encoder, histories, timelines, "torch")
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         import torch
 
-        embeddings = torch.from_numpy(encoder.encode(histories))
+        embeddings = torch.from_numpy(encoder.encode(histories, timelines))
         boosts = model_boosts(trained, settings.model, embeddings, histories, timelines)
         ids = top_items(trained, embeddings.to(trained.norm.weight.device), 10, boosts=boosts)
         return figures | _quality(ids, targets)
@@ -140,9 +141,9 @@ def measure_model(log: LogFolder, model: str, folder: Path, users: int, progress
     with TemporaryDirectory() as scratch:
         recommender.save(f"{scratch}/recommender")
         served = Recommender.load(f"{scratch}/recommender", encoder="onnx")
-        figures |= _time_to_phi(served.encoder, histories, "onnx")
-        by_onnx = served.encoder.encode(histories)
-    by_torch = recommender.encoder.encode(histories)
+        figures |= _time_to_phi(served.encoder, histories, timelines, "onnx")
+        by_onnx = served.encoder.encode(histories, timelines)
+    by_torch = recommender.encoder.encode(histories, timelines)
     threads = os.cpu_count() or 1
     ids, served_ids = (
         recommender.index.search(
@@ -191,12 +192,17 @@ def _quality(ids: Int64Array | Int32Array, targets: Int32Array) -> Json:
     }
 
 
-def _time_to_phi(encoder: Encoder, histories: Sequence[Int32Array], name: str) -> Json:
-    encoder.encode(histories[:1])
+def _time_to_phi(
+    encoder: Encoder,
+    histories: Sequence[Int32Array],
+    timelines: Sequence[Timeline | None],
+    name: str,
+) -> Json:
+    encoder.encode(histories[:1], timelines[:1])
     milliseconds = []
-    for history in histories[:_TIMED]:
+    for history, timeline in list(zip(histories, timelines, strict=True))[:_TIMED]:
         begun = time.perf_counter()
-        encoder.encode([history])
+        encoder.encode([history], [timeline])
         milliseconds.append(1000 * (time.perf_counter() - begun))
     p50, p95 = (float(np.percentile(milliseconds, at)) for at in (50, 95))
     return {f"{name}_ms": p50, f"{name}_p95_ms": p95}
