@@ -109,7 +109,12 @@ class OnnxEncoder:
         try:
             # Without a fallback, which would print and try the same once more.
             session = onnxruntime.InferenceSession(
-                model, options, providers=["CPUExecutionProvider"], enable_fallback=False
+                model,
+                options,
+                providers=["CPUExecutionProvider"],
+                enable_fallback=False,
+                # The fused operator takes longer than addition and normalisation.
+                disabled_optimizers=["SkipLayerNormFusion"],
             )
         except Exception as error:  # ONNX Runtime's own have no other base
             raise StorageError(f"the encoder is not a usable ONNX model: {error}") from None
