@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recprune import types as _types
 
 if TYPE_CHECKING:
+    from recprune.data.content import Content, read_content
     from recprune.data.identifiers import ExternalIds, IntegerIds, StringIds
     from recprune.data.interactions import (
         BadRows,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         assign_random,
         assign_svd,
     )
+    from recprune.preparation.cold_items import ColdItems, find_cold_items
     from recprune.preparation.holdout import (
         Holdout,
         Targets,
@@ -77,8 +79,10 @@ __all__ = [
     "BadRows",
     "Cells",
     "Codebook",
+    "ColdItems",
     "Columns",
     "Comparison",
+    "Content",
     "Default",
     "Evaluation",
     "ExternalIds",
@@ -126,6 +130,7 @@ __all__ = [
     "build_posting_lists",
     "compare",
     "every_baseline",
+    "find_cold_items",
     "instruction_set",
     "interactions_from_columns",
     "items_sharing_most",
@@ -133,6 +138,7 @@ __all__ = [
     "log_statistics",
     "no_holdout",
     "prepare",
+    "read_content",
     "read_interactions",
     "synthetic_log",
     "temporal_holdout",
@@ -150,8 +156,10 @@ _HOMES = {
     "BadRows": "data.interactions",
     "Cells": "search.methods",
     "Codebook": "preparation.codebook",
+    "ColdItems": "preparation.cold_items",
     "Columns": "types",
     "Comparison": "evaluation.comparison",
+    "Content": "data.content",
     "Default": "search.methods",
     "Evaluation": "evaluation.evaluation",
     "ExternalIds": "data.identifiers",
@@ -201,6 +209,7 @@ _HOMES = {
     "build_posting_lists": "search.posting_lists",
     "compare": "evaluation.comparison",
     "every_baseline": "evaluation.baselines.every_baseline",
+    "find_cold_items": "preparation.cold_items",
     "instruction_set": "search.index",
     "interactions_from_columns": "data.interactions",
     "items_sharing_most": "search.posting_lists",
@@ -208,6 +217,7 @@ _HOMES = {
     "log_statistics": "data.statistics",
     "no_holdout": "preparation.holdout",
     "prepare": "preparation.prepared",
+    "read_content": "data.content",
     "read_interactions": "data.interactions",
     "synthetic_log": "data.synthetic",
     "temporal_holdout": "preparation.holdout",

@@ -47,6 +47,7 @@ from recprune.types import (
 )
 
 if TYPE_CHECKING:
+    from recprune.data.content import Content
     from recprune.data.interactions import Interactions
     from recprune.models.architectures import SequenceModel
     from recprune.preparation.holdout import Holdout
@@ -119,6 +120,7 @@ class Recommender:
         num_splits: int = 8,
         num_sub_items: int = 256,
         train_fraction: float = 0.9,
+        content: Content | None = None,
         epochs_of: str | Path | None = None,
         device: str = "auto",
         out: str | Path | None = None,
@@ -132,11 +134,13 @@ class Recommender:
         `train_fraction` of the log is held out, for an honest evaluation, and not learnt from. With
         1.0 all of the log is, validation users included; how many epochs that takes is then said by
         `max_epochs`, or by `epochs_of`, the `out` of an earlier fit that had validation users.
+        `content`, from `read_content`, gives items that are not learnt from a place in the model.
         `out` keeps what training leaves on disk, so that `resume` can go on after an interruption.
         For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
         same in three steps.
         """
         from recprune.preparation.codebook import assign_random, assign_svd
+        from recprune.preparation.cold_items import find_cold_items
         from recprune.training.loop import train
 
         whole = train_fraction == 1.0
@@ -156,7 +160,8 @@ class Recommender:
                 holdout.train, num_splits=num_splits, num_sub_items=num_sub_items, seed=seed
             )
         kind = "none" if whole else "temporal"
-        prepared = prepare(holdout, codebook, {"holdout": kind, "seed": seed})
+        cold = None if content is None else find_cold_items(content, holdout.train)
+        prepared = prepare(holdout, codebook, {"holdout": kind, "seed": seed}, cold)
         with TemporaryDirectory() as scratch:
             folder = Path(out) if out is not None else Path(scratch)
             try:

@@ -114,6 +114,31 @@ def test_a_group_without_users_has_no_figures(train: Interactions) -> None:
     assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
 
 
+def test_cold_and_warm_targets_by_hand(train: Interactions) -> None:
+    """Without item 3 in training, the second user's target is cold, and not found."""
+    some = train.select(train.items != 3)
+    ids = np.array([[0, 1], [1, 0], [3, 2], [1, 3]])
+    ranked = RankedUsers.of_targets(ids, np.array([0, 3, 2, 3]))
+    evaluation = evaluate(ranked, some, name="toy", cutoffs=(1, 2))
+    assert evaluation.cold_share == 0.5
+    assert evaluation.cold is not None
+    assert evaluation.warm is not None
+    assert (evaluation.cold.num_users, evaluation.warm.num_users) == (2, 2)
+    assert evaluation.cold.metrics["Recall@2"].mean == 0.5
+    assert evaluation.cold.metrics["NDCG@2"].mean == pytest.approx(0.5 / np.log2(3))
+    assert evaluation.cold.metrics["Recall@1"].mean == 0.0
+    assert evaluation.warm.metrics["NDCG@2"].mean == pytest.approx((1 + 1 / np.log2(3)) / 2)
+    assert group_rows([evaluation], "cold", ["Recall@2"]) == [("toy", "0.5000 [0.0000, 1.0000]")]
+    assert Evaluation.from_json(json.loads(json.dumps(evaluation.to_json()))) == evaluation
+
+
+def test_cold_targets_are_told_apart_for_one_target_of_every_user(train: Interactions) -> None:
+    several = evaluate(of_lists([[0], [0]], [[0], [1, 2]]), train, name="toy", cutoffs=(1,))
+    assert (several.cold, several.warm, several.cold_share) == (None, None, None)
+    with pytest.raises(InputError, match="toy was evaluated for several targets of a user"):
+        group_rows([several], "cold", ["NDCG@1"])
+
+
 def test_repeats_need_a_history_and_one_target_of_every_user(train: Interactions) -> None:
     ranked = RankedUsers.of_targets(IDS, TARGETS)
     with pytest.raises(InputError, match="3 histories but 4 users"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from recprune.commands.console import output, print_table, say, showing_progress
-from recprune.commands.tables import print_repeats
+from recprune.commands.tables import print_cold, print_repeats
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import Baseline
 from recprune.evaluation.baselines.every_baseline import every_baseline
@@ -28,6 +28,7 @@ from recprune.training.checkpoint import load_model
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
+_FAR = 100  # cutoff at which cold targets are looked for beside -k: they are seldom among the first
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,8 @@ def run(parsed: argparse.Namespace) -> None:
         why = "it was prepared with --holdout none" if none else "nobody has a test target"
         raise InputError(f"{parsed.prepared}: there is nobody to evaluate on: {why}")
     targets = prepared.test.items[chosen]
+    some_cold = bool((prepared.training_counts()[targets] == 0).any())
+    cutoffs = sorted({parsed.k, _FAR} if some_cold else {parsed.k})
     train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
     baselines = () if parsed.no_baselines else _baselines(prepared, train, parsed.exclude_seen)
@@ -75,7 +78,7 @@ def run(parsed: argparse.Namespace) -> None:
         for folder in parsed.models:
             progress(folder)
             begun = time.monotonic()
-            ids = _rank(prepared, folder, chosen, parsed)
+            ids = _rank(prepared, folder, chosen, cutoffs[-1], parsed)
             name = names[folder]
             ranked[name] = RankedUsers.of_targets(ids, targets)
             seconds[name] = time.monotonic() - begun
@@ -83,7 +86,7 @@ def run(parsed: argparse.Namespace) -> None:
         for baseline in baselines:
             progress(baseline.name)
             begun = time.monotonic()
-            ids = baseline.recommend(histories, parsed.k, exclude_seen=parsed.exclude_seen)
+            ids = baseline.recommend(histories, cutoffs[-1], exclude_seen=parsed.exclude_seen)
             ranked[baseline.name] = RankedUsers.of_targets(ids, targets)
             seconds[baseline.name] = time.monotonic() - begun
         progress("confidence intervals")
@@ -93,7 +96,7 @@ def run(parsed: argparse.Namespace) -> None:
                 train,
                 name=name,
                 histories=histories,
-                cutoffs=(parsed.k,),
+                cutoffs=cutoffs,
                 seed=parsed.seed,
             )
             for name, users in ranked.items()
@@ -106,6 +109,7 @@ def run(parsed: argparse.Namespace) -> None:
         rows,
     )
     print_repeats(evaluations, columns[:2])
+    print_cold(evaluations, [f"{name}@{cutoff}" for cutoff in cutoffs for name in _COLUMNS[:2]])
     others = {name: users for name, users in ranked.items() if name not in models}
     for name in models if others else ():
         sentence = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
@@ -123,6 +127,7 @@ def run(parsed: argparse.Namespace) -> None:
         content = {
             "users": len(chosen),
             "repeat_share": evaluations[0].repeat_share,
+            "cold_share": evaluations[0].cold_share,
             "evaluations": [entry.to_json() for entry in evaluations],
         }
         with writing_file(parsed.json) as temporary:
@@ -144,9 +149,9 @@ def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> t
 
 
 def _rank(
-    prepared: Prepared, folder: str, chosen: Int64Array, parsed: argparse.Namespace
+    prepared: Prepared, folder: str, chosen: Int64Array, k: int, parsed: argparse.Namespace
 ) -> Int64Array:
-    """Return the best items of a model for each target: by exact search, where it has an index.
+    """Return the best k items of a model for each target: by exact search, where it has an index.
 
     A model that knows time is asked at the time of the target.
     """
@@ -158,10 +163,10 @@ def _rank(
         length = settings.model.length
         embeddings = encode_histories(model, length, histories, timelines=timelines)
         boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
-        return top_items(model, embeddings, parsed.k, exclude, boosts=boosts)
+        return top_items(model, embeddings, k, exclude, boosts=boosts)
     recommender = Recommender.from_model(prepared, model, settings)
     return recommender.rank(
-        histories, parsed.k, timelines=timelines, exclude=exclude, threads=parsed.threads
+        histories, k, timelines=timelines, exclude=exclude, threads=parsed.threads
     ).ids
 
 

@@ -10,8 +10,11 @@ from recprune.commands.codebook_options import add_codebook_arguments, assign
 from recprune.commands.console import say, showing_progress
 from recprune.commands.log_options import add_log_arguments, add_seed_argument, read_log
 from recprune.commands.tables import print_codebook, print_holdout
+from recprune.data.content import Content, read_content
+from recprune.data.interactions import Interactions
 from recprune.data.statistics import iso_time
 from recprune.preparation.codebook import check_size
+from recprune.preparation.cold_items import find_cold_items
 from recprune.preparation.holdout import (
     DEFAULT_VALIDATION_USERS,
     Validation,
@@ -61,6 +64,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="svd",
         help="of sub-item ids; default %(default)s",
     )
+    parser.add_argument(
+        "--content",
+        metavar="FILE",
+        help="what items are: CSV, TSV, Parquet or JSON lines with ids and texts or vectors, or "
+        ".npz with the arrays ids and vectors; places items that have no training interaction",
+    )
+    parser.add_argument("--content-item", metavar="NAME", help="column of ids; default: detected")
+    parser.add_argument(
+        "--content-text",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="column of texts, also several times; default: all of them",
+    )
+    parser.add_argument(
+        "--content-vector", metavar="NAME", help="column of vectors; default: detected"
+    )
     add_codebook_arguments(parser)
     add_seed_argument(parser)
 
@@ -70,7 +90,10 @@ def run(parsed: argparse.Namespace) -> None:
     check_size(parsed.splits, parsed.sub_items)
     if parsed.validation != "last" and parsed.holdout != "temporal":
         raise InputError(f"--validation {parsed.validation} goes with --holdout temporal")
+    if not parsed.content and (parsed.content_item or parsed.content_text or parsed.content_vector):
+        raise InputError("--content-item, --content-text and --content-vector go with --content")
     log = read_log(parsed)
+    content = _read_content(log, parsed)
     settings: Json = {
         "log": Path(parsed.log).name,
         "min_interactions": parsed.min_interactions,
@@ -99,8 +122,34 @@ def run(parsed: argparse.Namespace) -> None:
     print_holdout(holdout)
     with showing_progress("preparing") as progress:
         codebook = assign(parsed.assignment, holdout.train, parsed, progress)
+        cold = None
+        if content is not None:
+            cold = find_cold_items(content, holdout.train, progress=progress)
+            settings |= {"content": Path(parsed.content).name}
         progress("saving")
-        prepare(holdout, codebook, settings).save(parsed.out)
+        prepare(holdout, codebook, settings, cold).save(parsed.out)
     print_codebook(codebook)
+    if cold is not None:
+        say(f"{len(cold):,} of them get their place from content")
     options = " --epochs-of EARLIER" if parsed.holdout == "none" else ""
     say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL{options}")
+
+
+def _read_content(log: Interactions, parsed: argparse.Namespace) -> Content | None:
+    """Read what items are, and say how much of it concerns this log."""
+    if not parsed.content:
+        return None
+    with showing_progress("content") as progress:
+        progress(f"reading {Path(parsed.content).name}")
+        content = read_content(
+            parsed.content,
+            log.item_ids,
+            item_column=parsed.content_item,
+            text_columns=parsed.content_text,
+            vector_column=parsed.content_vector,
+        )
+    say(
+        f"{parsed.content}: describes {len(content.items):,} of {log.num_items:,} items; "
+        f"{content.unknown:,} others are not in the log"
+    )
+    return content

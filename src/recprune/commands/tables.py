@@ -72,6 +72,21 @@ def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> 
     print_table(f"Where it is new to the user: {users - found:,} users", header, rows)
 
 
+def print_cold(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> None:
+    """Print how good runs are where the target was never trained on, and where it was."""
+    cold, users = evaluations[0].cold, evaluations[0].num_users
+    found = cold.num_users if cold is not None else 0
+    if not found:
+        return
+    header = ("", *metrics)
+    share = f"{found:,} users, {found / users:.1%}"
+    rows = group_rows(evaluations, "cold", metrics)
+    print_table(f"Where the target is cold, without a training interaction: {share}", header, rows)
+    if found < users:
+        rows = group_rows(evaluations, "warm", metrics)
+        print_table(f"Where it is warm: {users - found:,} users", header, rows)
+
+
 def print_codebook(codebook: Codebook) -> None:
     """Print what a codebook looks like, split by split."""
     singular_values = codebook.settings.get("singular_values")

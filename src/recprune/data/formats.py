@@ -103,7 +103,7 @@ def find_sources(path: str | Path) -> list[Source]:
     parts = sorted(part for part in root.rglob("*") if _is_part(part.relative_to(root), part))
     if not parts:
         raise InputError(f"{root}: no CSV, TSV, JSON lines or Parquet files in this folder")
-    kinds = {_kind_of(part) for part in parts}
+    kinds = {kind_of(part) for part in parts}
     if len(kinds) > 1:
         raise InputError(f"{root}: holds files of several kinds ({', '.join(sorted(kinds))})")
     return [_source(part) for part in parts]
@@ -138,7 +138,7 @@ def find_layout(
                 f"the format {log_format} fixes columns, times, delimiter and header: "
                 "leave those options out, or the format"
             )
-        if _kind_of(source.path) != "delimited":
+        if kind_of(source.path) != "delimited":
             raise InputError(f"{source.path}: not a text file of the {log_format} format")
     if log_format == "gowalla":
         return _GOWALLA
@@ -146,26 +146,14 @@ def find_layout(
         return _tmall(source)
     if log_format == "movielens":
         return _movielens(source)
-    kind = _kind_of(source.path)
+    kind = kind_of(source.path)
     if kind == "parquet":
         names = _parquet_names(source.path)
         return _with_roles(source.path, names, columns, Layout("parquet", "", "", "", time_format))
     if kind == "jsonl":
         names = _json_names(source)
         return _with_roles(source.path, names, columns, Layout("jsonl", "", "", "", time_format))
-    delimiter = "\t" if delimiter == "\\t" else delimiter
-    if delimiter is not None and not _is_delimiter(delimiter):
-        raise InputError(
-            f"delimiter is {delimiter!r}, expected one ASCII character, not a quote or newline"
-        )
-    first_line = _first_line(source)
-    delimiter = delimiter or _sniff_delimiter(first_line, source.path)
-    names = next(csv.reader([first_line], delimiter=delimiter), [])
-    if header:
-        # RecBole writes the type behind the name: "user_id:token".
-        names = [_without_recbole_type(name.strip()) for name in names]
-    else:
-        names = [str(position) for position in range(len(names))]
+    delimiter, names = delimited_head(source, delimiter, header)
     base = Layout(
         "delimited",
         user="",
@@ -250,7 +238,8 @@ def movielens_file(path: str | Path) -> Path:
 # Finding out -------------------------------------------------------------------------------------
 
 
-def _kind_of(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """Return what a file's name says that it is: parquet, jsonl or delimited."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
@@ -270,7 +259,7 @@ def _source(path: Path) -> Source:
     if not start:
         raise InputError(f"{path}: the file is empty")
     found = next((what for magic, what in _MAGIC.items() if start.startswith(magic)), None)
-    expected = compression or ("Parquet" if _kind_of(path) == "parquet" else None)
+    expected = compression or ("Parquet" if kind_of(path) == "parquet" else None)
     if found != expected:
         named = f"named as {expected}" if expected else "named as plain text"
         looks = f"looks like {found}" if found else f"does not begin like it: {start[:16]!r}"
@@ -288,6 +277,24 @@ def _first_line(source: Source) -> str:
         return line.decode()
     except UnicodeDecodeError:
         raise InputError(f"{source.path}: line 1: not UTF-8 text: {line[:120]!r}") from None
+
+
+def delimited_head(source: Source, delimiter: str | None, header: bool) -> tuple[str, list[str]]:
+    """Return the delimiter of a text file, as given or as its first line shows, and its columns."""
+    delimiter = "\t" if delimiter == "\\t" else delimiter
+    if delimiter is not None and not _is_delimiter(delimiter):
+        raise InputError(
+            f"delimiter is {delimiter!r}, expected one ASCII character, not a quote or newline"
+        )
+    first_line = _first_line(source)
+    delimiter = delimiter or _sniff_delimiter(first_line, source.path)
+    names = next(csv.reader([first_line], delimiter=delimiter), [])
+    if header:
+        # RecBole writes the type behind the name: "user_id:token".
+        names = [_without_recbole_type(name.strip()) for name in names]
+    else:
+        names = [str(position) for position in range(len(names))]
+    return delimiter, names
 
 
 def _without_recbole_type(name: str) -> str:
@@ -333,30 +340,39 @@ def _json_names(source: Source) -> list[str]:
 def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) -> Layout:
     """Fill in which column is the user, the item, the time: as given, else by its usual names."""
     found: dict[str, str] = {}
-    for role, usual in _USUAL_NAMES.items():
-        given = getattr(columns, role)
-        if given is not None and given not in names:
-            close = difflib.get_close_matches(str(given), names, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+    for role in _USUAL_NAMES:
+        found[role] = find_column(path, names, role, getattr(columns, role))
+        if layout.kind == "jsonl" and "\\" in found[role]:
             raise InputError(
-                f"{path}: no column {given!r}{hint}; its columns are {', '.join(names)}"
+                f"{path}: the key {found[role]!r} holds a backslash, which is not supported"
             )
-        plain = {_plain(name): name for name in reversed(names)}
-        chosen = given or next((plain[name] for name in usual if name in plain), None)
-        if chosen is None:
-            raise InputError(
-                f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
-                f"give it with --{role}-column (Columns({role}=...)), and a file without column "
-                "names with --no-header (header=False)"
-            )
-        if names.count(chosen) > 1:
-            raise InputError(f"{path}: {names.count(chosen)} columns are called {chosen!r}")
-        if layout.kind == "jsonl" and "\\" in chosen:
-            raise InputError(
-                f"{path}: the key {chosen!r} holds a backslash, which is not supported"
-            )
-        found[role] = chosen
     return replace(layout, user=found["user"], item=found["item"], time=found["time"])
+
+
+def find_column(path: Path, names: list[str], role: str, given: str | None) -> str:
+    """Return which column is the user, the item or the time: as given, else by its usual names."""
+    if given is not None:
+        return checked_column(path, names, given)
+    plain = {_plain(name): name for name in reversed(names)}
+    chosen = next((plain[name] for name in _USUAL_NAMES[role] if name in plain), None)
+    if chosen is None:
+        raise InputError(
+            f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
+            f"give it with --{role}-column (Columns({role}=...)), and a file without column "
+            "names with --no-header (header=False)"
+        )
+    return checked_column(path, names, chosen)
+
+
+def checked_column(path: Path, names: list[str], given: str) -> str:
+    """Return the name of a column that must be there, once."""
+    if given not in names:
+        close = difflib.get_close_matches(str(given), names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InputError(f"{path}: no column {given!r}{hint}; its columns are {', '.join(names)}")
+    if names.count(given) > 1:
+        raise InputError(f"{path}: {names.count(given)} columns are called {given!r}")
+    return given
 
 
 def _plain(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from recprune.evaluation.resampling import (
     in_parts,
 )
 from recprune.types import Float64Array, InputError, Int32Array, Json
+
+# Of users, by their targets.
+Group = Literal["repeats", "others", "cold", "warm"]
 
 DEFAULT_CUTOFFS = (10,)
 DEFAULT_COLUMNS = ("NDCG@10", "Recall@10", "MRR@10", "Coverage@10", "Bias@10")
@@ -48,8 +51,10 @@ class Evaluation:
     """The figures of one run.
 
     Where histories are known, users are also judged in two groups: those whose target is a
-    *repeat*, being in their own history, and the others, whose target is new to them. The mean over
-    all users hides which of the two a run is good at.
+    *repeat*, being in their own history, and the others, whose target is new to them. Where every
+    user has one target, they are also told apart by whether that is a *cold* item, which no
+    training interaction has, or a warm one. The mean over all users hides which of these a run is
+    good at.
 
     Coverage@K is the share of the catalogue that is recommended to any user in the first K places.
     Bias@K is the popularity of what is recommended relative to that of what was wanted,
@@ -74,6 +79,13 @@ class Evaluation:
     popularity_bias: Mapping[int, float | None]  # by cutoff
     repeats: UserGroup | None = None  # users whose target is in their own history
     others: UserGroup | None = None  # users whose target is new to them
+    cold: UserGroup | None = None  # users whose target has no training interaction
+    warm: UserGroup | None = None  # users whose target has
+
+    @property
+    def cold_share(self) -> float | None:
+        """The share of users whose target has no training interaction; None where not known."""
+        return None if self.cold is None else self.cold.num_users / self.num_users
 
     @property
     def repeat_share(self) -> float | None:
@@ -89,9 +101,9 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, values: Json) -> Evaluation:
-        """Return the evaluation that `to_json` wrote; older ones do not tell repeats apart."""
+        """Return the evaluation that `to_json` wrote; older ones do not tell users apart."""
         expected = {field.name for field in fields(cls)}
-        wrong = (set(values) | {"repeats", "others"}) ^ expected
+        wrong = (set(values) | set(get_args(Group))) ^ expected
         if wrong:
             raise InputError(
                 f"an evaluation has missing or unknown entries: {', '.join(sorted(wrong))}"
@@ -103,8 +115,7 @@ class Evaluation:
                     "metrics": _estimates(values["metrics"]),
                     "coverage": {int(k): v for k, v in values["coverage"].items()},
                     "popularity_bias": {int(k): v for k, v in values["popularity_bias"].items()},
-                    "repeats": UserGroup.from_json(values.get("repeats")),
-                    "others": UserGroup.from_json(values.get("others")),
+                    **{name: UserGroup.from_json(values.get(name)) for name in get_args(Group)},
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -158,6 +169,8 @@ def evaluate(
         return UserGroup(count, estimates(users) if count else {})
 
     repeated = None if histories is None else _repeated(ranked, histories)
+    has_one = bool((ranked.num_relevant == 1).all())
+    is_cold = popularity[ranked.relevant] == 0 if has_one else None
     return Evaluation(
         name=name,
         num_users=ranked.num_users,
@@ -169,6 +182,8 @@ def evaluate(
         popularity_bias={cutoff: _bias(ranked, cutoff, popularity) for cutoff in cutoffs},
         repeats=None if repeated is None else group(repeated),
         others=None if repeated is None else group(~repeated),
+        cold=None if is_cold is None else group(is_cold),
+        warm=None if is_cold is None else group(~is_cold),
     )
 
 
@@ -219,14 +234,16 @@ def evaluation_rows(
 
 
 def group_rows(
-    evaluations: Sequence[Evaluation], group: Literal["repeats", "others"], metrics: Sequence[str]
+    evaluations: Sequence[Evaluation], group: Group, metrics: Sequence[str]
 ) -> list[tuple[str, ...]]:
     """Return one row per run, over a group of its users: its name, then each metric."""
     rows = []
     for evaluation in evaluations:
-        users = evaluation.repeats if group == "repeats" else evaluation.others
+        users: UserGroup | None = getattr(evaluation, group)
         if users is None:
-            raise InputError(f"{evaluation.name} was evaluated without histories")
+            several = group in ("cold", "warm")
+            why = "for several targets of a user" if several else "without histories"
+            raise InputError(f"{evaluation.name} was evaluated {why}")
         if not users.num_users:
             raise InputError(f"{evaluation.name} has no users whose targets are {group}")
         rows.append((evaluation.name, *(_interval(users.metrics[metric]) for metric in metrics)))

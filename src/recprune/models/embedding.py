@@ -58,6 +58,20 @@ def dot_products(embedding: ItemEmbedding, sequence_embeddings: Tensor, items: T
         return torch.einsum("pd,pcd->pc", states, embedding.vectors(items))
 
 
+def nearest_codes(vectors: Tensor, sub_item_embeddings: Tensor) -> Tensor:
+    """Return the nearest sub-item of every split, [..., M], of vectors [..., d]."""
+    num_splits, _, size = sub_item_embeddings.shape
+    parts = vectors.reshape(-1, num_splits, size)
+    with torch.autocast(vectors.device.type, enabled=False):
+        # ½‖e − c‖² = ½‖e‖² − (e·c − ½‖c‖²): the largest similarity is the smallest distance.
+        norms = sub_item_embeddings.square().sum(-1).unsqueeze(1)  # [M, 1, B]
+        similarities = torch.baddbmm(
+            norms, parts.float().transpose(0, 1), sub_item_embeddings.transpose(1, 2), beta=-0.5
+        )
+        nearest = similarities.argmax(-1)
+    return nearest.T.reshape(*vectors.shape[:-1], num_splits)
+
+
 class RecJPQEmbedding(nn.Module):
     """RecJPQ (Petrov and Macdonald, WSDM 2024): an item's vector is made of M sub-item vectors."""
 

@@ -20,7 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from recprune.models.embedding import INITIAL_SCALE, RecJPQEmbedding, dot_products
+from recprune.models.embedding import (
+    INITIAL_SCALE,
+    RecJPQEmbedding,
+    dot_products,
+    nearest_codes,
+)
 from recprune.models.settings import ModelSettings
 from recprune.models.touched_rows import TouchedRows
 from recprune.types import needs_extra
@@ -214,16 +219,7 @@ class LearntEmbedding(nn.Module):
 
     def _codes(self, full: Tensor) -> Tensor:
         """Return the nearest centroids of vectors [..., d], [..., M]."""
-        parts = full.reshape(-1, self.num_splits, self.width // self.num_splits)
-        centroids = self.sub_item_embeddings
-        with torch.autocast(full.device.type, enabled=False):
-            # ½‖e − c‖² = ½‖e‖² − (e·c − ½‖c‖²): the largest similarity is the smallest distance.
-            norms = centroids.square().sum(-1).unsqueeze(1)  # [M, 1, B]
-            similarities = torch.baddbmm(
-                norms, parts.float().transpose(0, 1), centroids.transpose(1, 2), beta=-0.5
-            )
-            nearest = similarities.argmax(-1)
-        return nearest.T.reshape(*full.shape[:-1], self.num_splits)
+        return nearest_codes(full, self.sub_item_embeddings)
 
     def _flat_codes(self, full: Tensor) -> Tensor:
         starts = torch.arange(self.num_splits, device=full.device) * self.num_sub_items

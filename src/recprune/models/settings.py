@@ -103,6 +103,7 @@ class TrainingSettings:
     logq: bool = _described(False, "correct softmax by how often shared negatives are drawn")
     full_epochs: int = _described(20, "before learnt codes are cut from full vectors", "0 or more")
     commitment: float = _described(0.1, "pull of a full vector to its learnt code", "0 or more")
+    cold_scale: float = _described(1.0, "length of cold items' vectors", "more than 0")
     validation_users: int = _described(1024, "judged after every epoch, at most", _COUNT)
     seed: int = _described(0, "of all chance", "0 to below 2^63")
 
@@ -135,6 +136,7 @@ class TrainingSettings:
             "mask_share",
             "pruning_weight",
             "commitment",
+            "cold_scale",
         ):
             _check_number(self, name)
         if not 0.0 <= self.calibration <= 1.0:
@@ -149,6 +151,8 @@ class TrainingSettings:
             raise InputError(f"mask_share is {self.mask_share}, expected between 0 and 1")
         if not self.commitment >= 0.0:
             raise InputError(f"commitment is {self.commitment}, expected 0 (none) or more")
+        if not self.cold_scale > 0.0:
+            raise InputError(f"cold_scale is {self.cold_scale}, expected more than 0")
         for name in ("exclude_seen", "logq"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected true or false")

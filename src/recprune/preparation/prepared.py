@@ -7,6 +7,7 @@ be prepared on one machine and trained on another that has a GPU and little else
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
+from recprune.preparation.cold_items import ColdItems
 from recprune.preparation.holdout import Holdout, Targets
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
@@ -56,6 +58,7 @@ class Prepared:
     item_ids: ExternalIds
     settings: Json  # how the log was held out and the codes assigned
     times: Int64Array | None = None  # [num_interactions], microseconds; None: not kept
+    cold: ColdItems | None = None  # untrained items whose place content tells, where it was given
 
     def __post_init__(self) -> None:
         for array in (self.offsets, self.items, self.train_ends, self.codes, self.times):
@@ -108,15 +111,16 @@ class Prepared:
         ends = np.repeat(self.train_ends, np.diff(self.offsets))
         return np.arange(len(self.items)) < ends
 
-    def checksum(self, *, with_times: bool = False) -> str:
+    def checksum(self, *, with_times: bool = False, with_cold: bool = True) -> str:
         """Return a checksum of everything: a model is of one prepared log and of no other.
 
-        Times are left out for models that do not look at them.
+        Times are left out for models that do not look at them, cold items for those that were
+        trained without content.
         So models of a log that was prepared without them, by an earlier version, stay valid.
         """
         total = hashlib.sha256()
         for name, array in sorted(self._arrays().items()):
-            if name == "times" and not with_times:
+            if (name == "times" and not with_times) or (name in _COLD_ARRAYS and not with_cold):
                 continue
             total.update(name.encode())
             total.update(np.ascontiguousarray(array).data)
@@ -138,6 +142,8 @@ class Prepared:
         }
         if self.times is not None:
             arrays["times"] = self.times
+        if self.cold is not None:
+            arrays |= {name: getattr(self.cold, part) for name, part in _COLD_ARRAYS.items()}
         for name, targets in (("validation", self.validation), ("test", self.test)):
             for part in _TARGET_PARTS:
                 arrays[f"{name}_{part}"] = getattr(targets, part)
@@ -170,16 +176,26 @@ class Prepared:
                 item_ids,
                 settings["preparation"],
                 arrays.get("times"),
+                _cold_items(arrays),
             )
         except KeyError as error:
             raise StorageError(f"{folder}: the prepared log has no {error.args[0]}") from None
 
 
 _TARGET_PARTS = ("users", "items", "starts", "ends")
+_COLD_ARRAYS = {f"cold_{part}": part for part in ("items", "neighbours", "weights")}
 
 
-def prepare(holdout: Holdout, codebook: Codebook, settings: Json) -> Prepared:
-    """Put a hold-out and the codebook of its training part together."""
+def _cold_items(arrays: Mapping[str, NDArray[Any]]) -> ColdItems | None:
+    if not arrays.keys() & _COLD_ARRAYS.keys():
+        return None
+    return ColdItems(*(arrays[name] for name in _COLD_ARRAYS))
+
+
+def prepare(
+    holdout: Holdout, codebook: Codebook, settings: Json, cold: ColdItems | None = None
+) -> Prepared:
+    """Put a hold-out, the codebook of its training part and its cold items together."""
     log = holdout.log
     if codebook.num_items != log.num_items:
         raise InputError(f"codebook has {codebook.num_items} items, the log has {log.num_items}")
@@ -195,4 +211,5 @@ def prepare(holdout: Holdout, codebook: Codebook, settings: Json) -> Prepared:
         log.item_ids,
         settings | {"codebook": codebook.settings},
         log.times,
+        cold,
     )

@@ -183,7 +183,12 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         float(metadata["validation_ndcg"])  # a checkpoint has none
     except (KeyError, ValueError) as error:
         raise StorageError(f"{path}: not a trained model: {error}") from None
-    if checksum != prepared.checksum(with_times=looks_at_times(settings.model)):
+    with_times = looks_at_times(settings.model)
+    # Trained with content or without: where cold items stand is the model's own.
+    if not any(
+        checksum == prepared.checksum(with_times=with_times, with_cold=with_cold)
+        for with_cold in (True, False)
+    ):
         raise InputError(f"{path}: was trained on another prepared log")
     try:
         model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)

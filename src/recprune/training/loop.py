@@ -48,6 +48,7 @@ from recprune.training.checkpoint import (
 from recprune.training.distributed import ALONE, Workers
 from recprune.training.minibatches import epoch_users, make_minibatch
 from recprune.training.optimiser import Optimiser
+from recprune.training.placement import place_cold_items
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
 from recprune.training.steps import SharedStep, SingleStep, Step
@@ -263,6 +264,9 @@ class _Training:
         """Judge an epoch, keep what it brought, and return where the training stands."""
         state = self.state
         time_is_up = time.monotonic() >= ends_at
+        if self.prepared.cold is not None:
+            scale = self.settings.training.cold_scale
+            place_cold_items(self.model.embedding, self.prepared.cold, scale)
         embedding = self._embedding_to_judge(time_is_up)
         model, is_final = self.model, True
         if isinstance(embedding, LearntEmbedding):

@@ -1,12 +1,16 @@
 """What targets are compared with in training: which items are drawn, and how often that happens.
 
 Every position has negatives of its own, as in the paper, or all positions of a minibatch share
-them: then a draw costs one vector and one matrix product, so that there can be thousands.
+them: then a draw costs one vector and one matrix product, so that there can be thousands. Untrained
+items that get their place from content are no negatives of any target: that nobody had them says
+that they are new, not that they are unwanted.
 """
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from recprune.models.architectures import SequenceModel
 from recprune.models.learnt_codes import LearntEmbedding
@@ -37,15 +41,22 @@ class Negatives:
         self._embedding = model.embedding
         self._training = training
         self._device = device
-        self._num_items = model.embedding.num_items
+        self._spared: Tensor | None = None  # [items]: whether an item is never drawn
+        self._drawn_from: Tensor | None = None  # the others, where some are spared
+        if prepared.cold is not None and len(prepared.cold):
+            spared = torch.zeros(prepared.num_items, dtype=torch.bool)
+            spared[torch.from_numpy(prepared.cold.items.astype(np.int64))] = True
+            self._spared = spared.to(device)
+            self._drawn_from = torch.nonzero(~spared).flatten().to(device)
+        self.num_items = prepared.num_items - (0 if prepared.cold is None else len(prepared.cold))
         # How often an item is drawn where a boosted one always is; logq corrects for that already.
-        rate = min(1.0, training.num_negatives / self._num_items)
+        rate = min(1.0, training.num_negatives / self.num_items)
         self._own_shift = 0.0 if training.logq else math.log(rate)
         self._log_counts: Tensor | None = None  # [items]: of how often a draw brings them
         if training.logq:
             counts = torch.from_numpy(prepared.training_counts()).double()
             in_batch = training.num_in_batch * counts / counts.sum()
-            expected = in_batch + training.num_negatives / self._num_items
+            expected = in_batch + training.num_negatives / self.num_items
             self._log_counts = expected.log().float().to(device)
 
     def draw(self, targets: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -61,7 +72,9 @@ class Negatives:
             if training.negatives == "own"
             else (training.num_negatives,)
         )
-        drawn = torch.randint(self._num_items, shape, device=where, generator=generator)
+        drawn = torch.randint(self.num_items, shape, device=where, generator=generator)
+        if self._drawn_from is not None:
+            drawn = self._drawn_from[drawn]
         if not training.num_in_batch:
             return drawn
         chance = torch.rand(training.num_in_batch, device=where, generator=generator)
@@ -80,6 +93,8 @@ class Negatives:
             if own is not None:
                 boosts = own.boosts.masked_fill(~own.valid, 0.0)
                 scores = scores.scatter_add(1, own.items, boosts)
+            if self._spared is not None:
+                scores = scores.masked_fill(self._spared, _NEVER)
             positive = scores.gather(1, wanted.unsqueeze(1)).squeeze(1)
             return positive, scores.scatter(1, wanted.unsqueeze(1), _NEVER)
         if self._training.negatives == "own":

@@ -168,7 +168,7 @@ def _loss_sum(
     model: SequenceModel, settings: Settings, candidates: Negatives, device: torch.device
 ) -> Callable[..., Tensor]:
     training = settings.training
-    loss = find_loss(training, model.embedding.num_items)
+    loss = find_loss(training, candidates.num_items)
     reads_times = int(model.reads_times)  # how many arrays that takes
     own_items = _own_items(model, settings, device)
     successors = _successors(model, settings, device)
