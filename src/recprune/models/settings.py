@@ -290,6 +290,26 @@ PRESETS = {
     # Not the paper's: eSASRec and its loss, and the same with an encoder that reads times.
     "esasrec": Settings(ModelSettings("esasrec"), _CORRECTED_SOFTMAX),
     "timed": Settings(ModelSettings("timed"), _CORRECTED_SOFTMAX),
+    # What validated best on logs where people repeat themselves: docs/models.md.
+    "recommended": Settings(
+        ModelSettings(
+            "timed",
+            codes="learnt",
+            width=128,
+            num_heads=2,
+            length=100,
+            dropout=0.3,
+            repeats=300,
+            transitions=1,
+        ),
+        TrainingSettings(
+            loss="softmax",
+            negatives="shared",
+            num_negatives=1024,
+            windows="random",
+            full_epochs=10,
+        ),
+    ),
 }
 
 
