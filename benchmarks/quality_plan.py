@@ -44,6 +44,8 @@ class Log:
 
 _WHOLE = {"loss": "cross_entropy", "negatives": "shared", "num_in_batch": 0, "logq": False}
 _LONG = {"max_epochs": 100_000, "patience": 100_000}
+# Where they changed nothing on validation users, they only take time.
+_NO_TRANSITIONS = {"transitions": 0}
 _REVIEWS = {
     **_WHOLE, **_LONG, "num_blocks": 1, "num_heads": 2, "width": 64, "length": 50, "dropout": 0.5,
     "exclude_seen": True, "batches_per_epoch": 2000, "validation_users": 2048,
@@ -63,6 +65,7 @@ LOGS = {
         {
             **_WHOLE, **_LONG, "width": 128, "num_heads": 2, "length": 200, "dropout": 0.3,
             "windows": "random", "exclude_seen": True, "validation_users": 6040,
+            "full_epochs": 40,
         },
         True,
         others={
@@ -73,13 +76,14 @@ LOGS = {
         "Complete Journey",
         _SITTING,
         "recommended",
-        {**_LONG, "length": 128, "repeats": 1000, "full_epochs": 15, "validation_users": 2048},
+        {**_LONG, **_NO_TRANSITIONS, "length": 128, "repeats": 1000, "full_epochs": 15,
+         "validation_users": 2048},
     ),
     "gitlog": Log(
         "gitlog",
         ("--min-history", "5", *_SITTING),
         "recommended",
-        {**_LONG, "full_epochs": 8, "batches_per_epoch": 300},
+        {**_LONG, **_NO_TRANSITIONS, "full_epochs": 8, "batches_per_epoch": 300},
         tables=("full table", "SVD codes", "learnt, M = 8", "learnt, M = 16"),
         content=True,
     ),
