@@ -4,7 +4,8 @@ Each query is searched plain, with as many boosts of random items, and with the 
 in an order that changes from query to query: what slows the machine down slows all. Weak boosts are
 a hundredth of what lies between the best scores and the usual ones; strong ones are all of it, and
 put boosted items on top. Times are those of whole calls from Python on one thread. The cost is the
-median of the differences to the plain search of the same query and round.
+median of the differences to the plain search of the same query and round, the ratio that of their
+quotients. With `--batch`, a call has so many queries, and times are those of one of them.
 
     python -m benchmarks.boosts                              # random codes, one million items
     python -m benchmarks.boosts --workload FOLDER            # codes.npy, sub_item_embeddings.npy,
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--boosts", type=int, default=200, help="of each search")
+    parser.add_argument("--batch", type=int, help="queries of a call; one, without a batch")
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--method", default="auto")
     parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
@@ -49,19 +51,31 @@ def main() -> None:
     index = Index.build(codes, embeddings, layout=parsed.layout, threads=2)
     asks = _asks(index, queries, parsed.boosts, parsed.k, parsed.method)
     _check(index, asks["weak boosts"][1], queries, parsed.k, parsed.method)
-    seconds = _interleaved({name: ask for name, (ask, _) in asks.items()}, queries, parsed.rounds)
+    calls = queries
+    if parsed.batch:
+        calls = queries[: len(queries) // parsed.batch * parsed.batch]
+        calls = calls.reshape(-1, parsed.batch, index.width)
+    seconds = _interleaved({name: ask for name, (ask, _) in asks.items()}, calls, parsed.rounds)
     figures: Json = {}
     for name, mine in seconds.items():
-        cost = np.median(mine - seconds["plain"])
-        figures[name] = {"p50_us": 1e6 * float(np.median(mine)), "cost_us": 1e6 * float(cost)}
+        plain, microseconds = seconds["plain"], 1e6 / (parsed.batch or 1)
+        figures[name] = {
+            "p50_us": microseconds * float(np.median(mine)),
+            "cost_us": microseconds * float(np.median(mine - plain)),
+            "ratio": float(np.median(mine / plain)),
+        }
     print_table(
         f"{len(codes):,} items, K = {parsed.k}, {parsed.boosts} boosts, {index.layout} layout, "
-        f"{len(queries)} queries × {parsed.rounds}, {index.describe()['instruction_set']}",
-        ("search", "p50 µs", "cost µs"),
-        [(name, f"{at['p50_us']:,.1f}", f"{at['cost_us']:+,.1f}") for name, at in figures.items()],
+        f"{len(queries)} queries × {parsed.rounds}, {parsed.batch or 1} a call, "
+        f"{index.describe()['instruction_set']}",
+        ("search", "p50 µs", "cost µs", "ratio"),
+        [
+            (name, f"{at['p50_us']:,.1f}", f"{at['cost_us']:+,.1f}", f"{at['ratio']:.3f}")
+            for name, at in figures.items()
+        ],
     )
     output.print(machine()["cpu"])
-    settings = {"k": parsed.k, "boosts": parsed.boosts, "method": parsed.method}
+    settings = {name: vars(parsed)[name] for name in ("k", "boosts", "batch", "method")}
     write_result(parsed.out, {**settings, "index": index.describe(), "searches": figures})
 
 
@@ -75,12 +89,21 @@ def _asks(
     reach = float(found.scores.mean() - index.score(queries[:100], items).mean())
     signs = rng.choice([-1.0, 1.0], count)
 
+    def each(given: Any, query: Float32Array) -> Any:
+        return given if query.ndim == 1 else [given] * len(query)
+
+    def excluded(query: Float32Array) -> TopK:
+        return index.search(query, k, method=method, exclude=each(items, query))
+
     def boosted(boosts: Boosts) -> tuple[Ask, Boosts]:
-        return lambda query: index.search(query, k, method=method, boosts=boosts), boosts
+        def ask(query: Float32Array) -> TopK:
+            return index.search(query, k, method=method, boosts=each(boosts, query))
+
+        return ask, boosts
 
     return {
         "plain": (lambda query: index.search(query, k, method=method), None),
-        "excluded": (lambda query: index.search(query, k, method=method, exclude=items), None),
+        "excluded": (excluded, None),
         "weak boosts": boosted((items, (0.01 * reach * signs).astype(np.float32))),
         "strong boosts": boosted((items, (reach * np.abs(signs)).astype(np.float32))),
     }

@@ -136,18 +136,16 @@ def _judge(where: tuple[Path, str, str]) -> str:
 def report(parsed: argparse.Namespace) -> None:
     """Write records of what was judged, and the tables of all records into the document."""
     for name in parsed.only:
-        if any(
-            _folder(parsed.work, name, m).joinpath("ranks.npy").exists()
-            for m in LOGS[name].models()
-        ):
+        folders = [_folder(parsed.work, name, model) for model in LOGS[name].models()]
+        if any((folder / "ranks.npy").exists() for folder in folders):
             _write_record(parsed.work, name)
     text = _DOCUMENT.read_text(encoding="utf-8")
     for mark, lines in _tables().items():
-        inside = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not inside.search(text):
+        before, begin, rest = text.partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not begin or not end:
             raise SystemExit(f"{_DOCUMENT}: has no place for {mark}")
-        body = "\n".join(lines) + "\n"
-        text = inside.sub(lambda found, body=body: found[1] + body + found[2], text)
+        text = before + begin + "\n".join(lines) + "\n" + end + after
     _DOCUMENT.write_text(text, encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +14,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -23,6 +23,7 @@
 #endif
 
 #include "boosts.hpp"
+#include "exclusions.hpp"
 #include "kernels/kernels.hpp"
 #include "layouts/cells.hpp"
 #include "layouts/lists.hpp"
@@ -225,40 +226,86 @@ struct MethodSettings {
     std::int64_t deadline_ns;
 };
 
-// What may be returned, and what is added to its scores, for every query of a batch; what is not
-// set changes nothing.
-struct Restrictions {
-    Vector<std::int64_t> exclude_offsets;
-    Vector<recprune::Item> exclude_items;
-    Matrix<std::uint64_t> allow;
-    Vector<float> floors;
-    std::shared_ptr<const recprune::BatchBoosts> boosts;
+// A flat, contiguous array of numbers, by the buffer protocol: a few hundred ids are checked in the
+// time that other ways to them take.
+class Buffer {
+  public:
+    explicit Buffer(nb::handle object) {
+        valid_ = PyObject_CheckBuffer(object.ptr()) &&
+                 PyObject_GetBuffer(object.ptr(), &view_, PyBUF_FORMAT | PyBUF_ND) == 0;
+        if (!valid_) PyErr_Clear();
+    }
+    Buffer(const Buffer&) = delete;
+    ~Buffer() {
+        if (valid_) PyBuffer_Release(&view_);
+    }
 
-    void set_exclude(Vector<std::int64_t> offsets, Vector<recprune::Item> items) {
-        exclude_offsets = std::move(offsets);
-        exclude_items = std::move(items);
+    // Calls with the ids if these are integers of a usual type. Returns whether they are.
+    template <class Use>
+    bool with_ids(const Use& use) const {
+        if (holds<std::int64_t>("lq")) return use(span<std::int64_t>()), true;
+        if (holds<std::int32_t>("il")) return use(span<std::int32_t>()), true;
+        if (holds<std::uint32_t>("IL")) return use(span<std::uint32_t>()), true;
+        return false;
     }
-    void set_allow(Matrix<std::uint64_t> words) { allow = std::move(words); }
-    void set_floors(Vector<float> scores) { floors = std::move(scores); }
-    void set_boosts(std::shared_ptr<const recprune::BatchBoosts> checked) {
-        boosts = std::move(checked);
+
+    // The numbers, if they are of this type: one of the format characters of the struct module.
+    template <class T>
+    bool holds(std::string_view formats) const {
+        return valid_ && view_.ndim == 1 && view_.itemsize == sizeof(T) && view_.format &&
+               view_.format[0] != '\0' && view_.format[1] == '\0' &&
+               formats.find(view_.format[0]) != std::string_view::npos;
     }
+    template <class T>
+    std::span<const T> span() const {
+        return {static_cast<const T*>(view_.buf), size()};
+    }
+    std::size_t size() const { return static_cast<std::size_t>(view_.len / view_.itemsize); }
+
+  private:
+    Py_buffer view_;
+    bool valid_;
 };
 
-// From pairs of arrays, int64 and float32, one pair for each query; none if they are anything else,
-// which Python then has to look into.
-std::shared_ptr<recprune::BatchBoosts> make_boosts(nb::handle rows, std::int64_t num_items) {
-    auto boosts = std::make_shared<recprune::BatchBoosts>(num_items);
-    Vector<std::int64_t> items;
-    Vector<float> values;
-    for (nb::handle row : rows) {
-        const bool is_pair = nb::isinstance<nb::tuple>(row) && nb::len(row) == 2;
-        if (!is_pair || !nb::try_cast(row[0], items, false) ||
-            !nb::try_cast(row[1], values, false) || items.size() != values.size())
-            return nullptr;
-        boosts->add(as_span(items), as_span(values));
-    }
-    return boosts;
+// Adds each row of a batch, or the only one without a batch. Returns none unless there are as many
+// rows as queries, all as expected: Python then has to look into them. The caller owns the result.
+template <class Checked, class Add>
+Checked* make_rows(nb::handle rows, std::size_t num_queries, bool single, std::int64_t num_items,
+                   const Add& add) {
+    auto checked = std::make_unique<Checked>(num_items);
+    if (single) return add(rows, *checked) ? checked.release() : nullptr;
+    const bool is_sequence = PyList_Check(rows.ptr()) || PyTuple_Check(rows.ptr());
+    if (!is_sequence || nb::len(rows) != num_queries) return nullptr;
+    for (nb::handle row : rows)
+        if (!add(row, *checked)) return nullptr;
+    return checked.release();
+}
+
+// From pairs of arrays, ids and float32, one pair for each query.
+recprune::BatchBoosts* make_boosts(nb::handle rows, std::size_t num_queries, bool single,
+                                   std::int64_t num_items) {
+    auto add = [](nb::handle row, recprune::BatchBoosts& boosts) {
+        if (!PyTuple_Check(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 2) return false;
+        const Buffer items(PyTuple_GET_ITEM(row.ptr(), 0));
+        const Buffer values(PyTuple_GET_ITEM(row.ptr(), 1));
+        if (!values.holds<float>("f")) return false;
+        bool same_size = false;
+        return items.with_ids([&](auto ids) {
+            same_size = ids.size() == values.size();
+            if (same_size) boosts.add(ids, values.span<float>());
+        }) && same_size;
+    };
+    return make_rows<recprune::BatchBoosts>(rows, num_queries, single, num_items, add);
+}
+
+// From arrays of ids, one for each query.
+recprune::BatchExclusions* make_exclusions(nb::handle rows, std::size_t num_queries, bool single,
+                                           std::int64_t num_items) {
+    auto add = [](nb::handle row, recprune::BatchExclusions& exclusions) {
+        const Buffer items(row);
+        return items.with_ids([&](auto ids) { exclusions.add(ids); });
+    };
+    return make_rows<recprune::BatchExclusions>(rows, num_queries, single, num_items, add);
 }
 
 // A view of what an object keeps.
@@ -360,7 +407,9 @@ class SearchIndex {
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
     void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
-                const MethodSettings& settings, const Restrictions* restrictions,
+                const MethodSettings& settings, const recprune::BatchExclusions* exclude,
+                const std::optional<Matrix<std::uint64_t>>& allow,
+                const std::optional<Vector<float>>& floors, const recprune::BatchBoosts* boosts,
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
                 const MutableMatrix<std::int64_t>& records,
                 std::optional<MutableMatrix<std::uint8_t>> visited) const {
@@ -368,7 +417,13 @@ class SearchIndex {
         batch.queries = as_span(queries);
         batch.num_queries = queries.shape(0);
         batch.are_scores = are_scores;
-        if (restrictions) restrict(batch, *restrictions);
+        batch.exclude = exclude;
+        batch.boosts = boosts;
+        if (allow) {
+            batch.allow = as_span(*allow);
+            batch.allow_rows = allow->shape(0);
+        }
+        if (floors) batch.floors = as_span(*floors);
         const recprune::Request request{
             .method = settings.method,
             .k = k,
@@ -430,19 +485,6 @@ class SearchIndex {
     }
 
   private:
-    static void restrict(recprune::Batch& batch, const Restrictions& restrictions) {
-        if (restrictions.exclude_offsets.is_valid()) {
-            batch.exclude_offsets = as_span(restrictions.exclude_offsets);
-            batch.exclude_items = as_span(restrictions.exclude_items);
-        }
-        if (restrictions.allow.is_valid()) {
-            batch.allow = as_span(restrictions.allow);
-            batch.allow_rows = restrictions.allow.shape(0);
-        }
-        if (restrictions.floors.is_valid()) batch.floors = as_span(restrictions.floors);
-        batch.boosts = restrictions.boosts.get();
-    }
-
     recprune::IndexView view_;
     // Every query reads these all over, and a file's pages are small: kept as copies.
     Output<float> transposed_;
@@ -548,25 +590,27 @@ void add_settings(nb::module_& module) {
              "method"_a, "sub_items_per_step"_a, "max_steps"_a, "over_inflation"_a,
              "deadline_ns"_a);
     using recprune::BatchBoosts;
-    auto own = [](auto view) {
+    using recprune::BatchExclusions;
+    auto own = []<class Checked, class T>(std::span<const T> (Checked::*view)() const) {
         return [view](nb::handle self) {
-            return view_of((nb::cast<const BatchBoosts&>(self).*view)(), self);
+            return view_of((nb::cast<const Checked&>(self).*view)(), self);
         };
     };
+    nb::class_<BatchExclusions>(module, "BatchExclusions")
+        .def_static("make", &make_exclusions, nb::rv_policy::take_ownership, "rows"_a,
+                    "num_queries"_a, "single"_a, "num_items"_a,
+                    nb::sig("def make(rows: object, num_queries: int, single: bool, "
+                            "num_items: int) -> BatchExclusions | None"))
+        .def_prop_ro("offsets", own(&BatchExclusions::offsets))
+        .def_prop_ro("items", own(&BatchExclusions::items));
     nb::class_<BatchBoosts>(module, "BatchBoosts")
-        .def_static("make", &make_boosts, "rows"_a, "num_items"_a,
-                    nb::sig("def make(rows: object, num_items: int) -> "
-                            "BatchBoosts | None"))
+        .def_static("make", &make_boosts, nb::rv_policy::take_ownership, "rows"_a, "num_queries"_a,
+                    "single"_a, "num_items"_a,
+                    nb::sig("def make(rows: object, num_queries: int, single: bool, "
+                            "num_items: int) -> BatchBoosts | None"))
         .def_prop_ro("offsets", own(&BatchBoosts::offsets))
         .def_prop_ro("items", own(&BatchBoosts::items))
         .def_prop_ro("values", own(&BatchBoosts::values));
-    nb::class_<Restrictions>(module, "Restrictions")
-        .def(nb::init<>())
-        .def("set_exclude", &Restrictions::set_exclude, "offsets"_a.noconvert(),
-             "items"_a.noconvert())
-        .def("set_allow", &Restrictions::set_allow, "words"_a.noconvert())
-        .def("set_floors", &Restrictions::set_floors, "scores"_a.noconvert())
-        .def("set_boosts", &Restrictions::set_boosts, "boosts"_a);
 }
 
 void add_index(nb::module_& module) {
@@ -589,7 +633,8 @@ void add_index(nb::module_& module) {
         .def("refuse_overflow", &SearchIndex::refuse_overflow, "tables"_a.noconvert(),
              "largest_bias"_a, "largest_boosts"_a.noconvert().none())
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
-             "threads"_a, "settings"_a, "restrictions"_a.none(), "ids"_a.noconvert(),
+             "threads"_a, "settings"_a, "exclude"_a.none(), "allow"_a.noconvert().none(),
+             "floors"_a.noconvert().none(), "boosts"_a.none(), "ids"_a.noconvert(),
              "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());
 }
 

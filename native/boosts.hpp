@@ -1,16 +1,16 @@
 // Boosts: what one query adds to the scores of some items, after everything else.
 //
-// No engine knows of them. Boosted items are scored one by one and offered before an engine runs,
-// and to that engine they are excluded: the best K of two disjoint sets are among the best K of
-// each. docs/search.md says why bounds stay true.
+// No engine knows of them. Boosted items are scored one by one before an engine runs, and to that
+// engine they are excluded: the best K of two disjoint sets are among the best K of each.
+// docs/search.md says why bounds stay true.
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -18,24 +18,33 @@
 #include <vector>
 
 #include "engines/pqtopk.hpp"
+#include "item_set.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
 
 namespace recprune {
 
+// As integers, magnitudes of floats compare like floats, and infinity and NaN are the largest.
+// Integers are compared side by side.
+inline std::int32_t magnitude_of(float value) {
+    return std::bit_cast<std::int32_t>(value) & 0x7FFFFFFF;  // all bits but the sign
+}
+constexpr std::int32_t kInfiniteMagnitude = 0x7F800000;
+
 // The boosts of one query.
 struct Boosts {
-    std::span<const std::int64_t> items = {};  // ascending, each once
+    std::span<const std::int64_t> items = {};  // each once
     std::span<const float> values = {};
+    const ItemSet* set = nullptr;  // of the items; null: none are boosted
 
     float largest() const {  // in magnitude
-        float largest = 0.0f;
-        for (float value : values) largest = std::max(largest, std::abs(value));
-        return largest;
+        std::int32_t largest = 0;
+        for (float value : values) largest = std::max(largest, magnitude_of(value));
+        return std::bit_cast<float>(largest);
     }
 };
 
-// The boosts of a batch, checked and sorted.
+// The boosts of a batch, checked.
 class BatchBoosts {
   public:
     // Ids that the catalogue does not have are refused. These are wider than an index needs: a
@@ -46,28 +55,18 @@ class BatchBoosts {
     // Pre: as many items as values.
     // Throws std::invalid_argument for an item that is unknown or there twice, and for a value that
     // is not finite.
-    void add(std::span<const std::int64_t> items, std::span<const float> values) {
-        std::vector<Boost>& row = scratch().row;
-        row.clear();
-        row.reserve(items.size());
-        for (std::size_t at = 0; at < items.size(); ++at) {
-            if (items[at] < 0 || items[at] >= num_items_)
-                refuse("holds " + std::to_string(items[at]) + ", expected 0 to " +
-                       std::to_string(num_items_ - 1));
-            if (!std::isfinite(values[at]))
-                refuse("adds " + described(values[at]) + " to item " + std::to_string(items[at]) +
-                       ", expected a finite number");
-            row.push_back({items[at], values[at]});
-        }
-        sort_row();
-        items_.reserve(items_.size() + row.size());
-        values_.reserve(values_.size() + row.size());
-        for (const Boost& boost : row) {
-            const bool is_first = &boost == row.data();
-            if (!is_first && boost.item == items_.back())
-                refuse("holds item " + std::to_string(boost.item) + " twice");
-            items_.push_back(boost.item);
-            values_.push_back(boost.value);
+    template <class Id>
+    void add(std::span<const Id> items, std::span<const float> values) {
+        items_.insert(items_.end(), items.begin(), items.end());
+        values_.insert(values_.end(), values.begin(), values.end());
+        const Boosts added{.items = this->items().last(items.size()),
+                           .values = this->values().last(values.size())};
+        refuse_unusable(added);
+        if (num_items_ < kNoItem) {
+            add_to(sets_.emplace_back(), added);
+        } else {  // more than an index has: they are cut for shards, and not searched
+            IdSet<std::int64_t> wide;
+            add_to(wide, added);
         }
         offsets_.push_back(static_cast<std::int64_t>(items_.size()));
     }
@@ -76,48 +75,39 @@ class BatchBoosts {
     std::span<const std::int64_t> items() const { return items_; }
     std::span<const float> values() const { return values_; }
 
+    // Pre: the catalogue is no larger than an index may be.
     Boosts of_query(std::size_t number) const {
         const auto first = static_cast<std::size_t>(offsets_[number]);
         const auto count = static_cast<std::size_t>(offsets_[number + 1]) - first;
-        return {items().subspan(first, count), values().subspan(first, count)};
+        return {items().subspan(first, count), values().subspan(first, count),
+                count > 0 ? &sets_[number] : nullptr};
     }
 
   private:
-    struct Boost {
-        std::int64_t item;
-        float value;
-    };
+    bool is_unknown(std::int64_t item) const { return item < 0 || item >= num_items_; }
+    static bool is_infinite(float value) { return magnitude_of(value) >= kInfiniteMagnitude; }
 
-    // Bits of a digit. Found by trial: a few hundred boosts are sorted in 0.4 of the time that
-    // std::sort takes, which mispredicts every other comparison.
-    static constexpr int kDigitBits = 7;
-
-    // Kept between calls: fresh memory would cost more than sorting.
-    struct Scratch {
-        std::vector<Boost> row;  // of the query that is being added
-        std::vector<Boost> sorted;
-    };
-    static Scratch& scratch() {
-        thread_local Scratch scratch;
-        return scratch;
+    void refuse_unusable(const Boosts& boosts) const {
+        bool any = false;  // without a branch for each
+        for (std::int64_t item : boosts.items) any |= is_unknown(item);
+        for (float value : boosts.values) any |= is_infinite(value);
+        for (std::size_t at = 0; any && at < boosts.items.size(); ++at) {
+            const std::int64_t item = boosts.items[at];
+            if (is_unknown(item))
+                refuse("holds " + std::to_string(item) + ", expected 0 to " +
+                       std::to_string(num_items_ - 1));
+            if (is_infinite(boosts.values[at]))
+                refuse("adds " + described(boosts.values[at]) + " to item " + std::to_string(item) +
+                       ", expected a finite number");
+        }
     }
 
-    // By item: a radix sort from the last digit on.
-    void sort_row() const {
-        auto& [row, sorted] = scratch();
-        constexpr std::int64_t kLastDigit = (1 << kDigitBits) - 1;
-        auto earlier = [](const Boost& one, const Boost& other) { return one.item < other.item; };
-        if (std::is_sorted(row.begin(), row.end(), earlier)) return;
-        sorted.resize(row.size());
-        for (int shift = 0; num_items_ >> shift > 0; shift += kDigitBits) {
-            std::array<std::size_t, kLastDigit + 2> places{};
-            auto digit = [shift](const Boost& boost) {
-                return static_cast<std::size_t>(boost.item >> shift & kLastDigit);
-            };
-            for (const Boost& boost : row) ++places[digit(boost) + 1];
-            std::partial_sum(places.begin(), places.end(), places.begin());
-            for (const Boost& boost : row) sorted[places[digit(boost)]++] = boost;
-            row.swap(sorted);
+    template <class Id>
+    void add_to(IdSet<Id>& set, const Boosts& boosts) const {
+        set.reset(boosts.items.size());
+        for (std::int64_t item : boosts.items) {
+            if (!set.insert(static_cast<Id>(item)))
+                refuse("holds item " + std::to_string(item) + " twice");
         }
     }
 
@@ -135,58 +125,77 @@ class BatchBoosts {
     std::vector<std::int64_t> offsets_{0};
     std::vector<std::int64_t> items_;  // one query after the other
     std::vector<float> values_;
+    std::vector<ItemSet> sets_;  // of every query: found out what is there twice, hides it later
 };
 
-// Codes lie all over memory: has those of the boosted items on their way, long before they are
-// read.
-template <class Code>
-void prefetch_boosted(std::span<const Code> codes, std::size_t num_splits, const Boosts& boosts) {
-    for (std::int64_t item : boosts.items)
-        __builtin_prefetch(codes.data() + static_cast<std::size_t>(item) * num_splits);
-}
+// The boosted items that a query may return, and their scores: apart, to be compared side by side.
+struct BoostedItems {
+    std::span<const Item> items = {};
+    std::span<const float> scores = {};
 
-// Scores the boosted items that the query may return and offers them. Returns how many these are.
+    // A score that K of them reach, and with them the top K of all: their K-th best or a little
+    // less; −∞ if they are fewer. By bisection, as counting mispredicts nothing: a selection takes
+    // several times as long.
+    float floor(std::size_t k) const {
+        constexpr int kHalvings = 8;
+        if (k == 0 || scores.size() < k) return -std::numeric_limits<float>::infinity();
+        float low = scores[0];
+        float high = scores[0];
+        for (float score : scores) {
+            low = std::min(low, score);
+            high = std::max(high, score);
+        }
+        for (int halving = 0; halving < kHalvings; ++halving) {
+            const float middle = low / 2 + high / 2;
+            std::uint32_t count = 0;
+            for (float score : scores) count += score >= middle;
+            (count >= k ? low : high) = middle;
+        }
+        return low;
+    }
+
+    void offer_to(TopK& top) const {
+        for (std::size_t at = 0; at < items.size(); ++at) top.offer(scores[at], items[at]);
+        top.settle();
+    }
+};
+
+// Scores the boosted items that the query may return; valid until the thread's next call.
+//
+// Pre: the query does not hide them yet.
 template <class Code>
-std::size_t offer_boosted(std::span<const Code> codes, std::size_t num_splits,
-                          std::size_t num_sub_items, const Query& query, const Boosts& boosts,
-                          TopK& top) {
-    thread_local std::vector<Scored> scratch;
-    std::vector<Scored>& scored = scratch;  // to look it up once
-    scored.clear();
+BoostedItems score_boosted(std::span<const Code> codes, std::size_t num_splits,
+                           std::size_t num_sub_items, const Query& query, const Boosts& boosts) {
+    thread_local std::vector<Item> item_scratch;
+    thread_local std::vector<float> score_scratch;
+    item_scratch.resize(boosts.items.size());
+    score_scratch.resize(boosts.items.size());
+    Item* items = item_scratch.data();  // to look them up once
+    float* scores = score_scratch.data();
+    // Codes lie all over memory: all are on their way before the first is read. Here, because
+    // compilers leave out calls of functions that do nothing else.
+    for (std::int64_t item : boosts.items)
+        __builtin_prefetch(&codes[static_cast<std::size_t>(item) * num_splits]);
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < boosts.items.size(); ++at) {
+        const auto item = static_cast<Item>(boosts.items[at]);
+        items[count] = item;
+        scores[count] = boosts.values[at];
+        count += query.may_return(item);
+    }
     auto run = [&](auto splits) {
-        for (std::size_t at = 0; at < boosts.items.size(); ++at) {
-            const auto item = static_cast<Item>(boosts.items[at]);
-            if (!query.may_return(item)) continue;
-            const float score = query.with_bias(
+        for (std::size_t at = 0; at < count; ++at) {
+            const Item item = items[at];
+            scores[at] += query.with_bias(
                 score_item(query.sub_item_scores, &codes[item * splits], splits, num_sub_items),
                 item);
-            scored.push_back({score + boosts.values[at], item});
         }
     };
     if (num_splits == kUsualSplits)
         run(std::integral_constant<std::size_t, kUsualSplits>{});
     else
         run(num_splits);
-    // In a loop of their own: whether one enters is hard to predict, and scores would wait for it.
-    for (const Scored& entry : scored) top.offer(entry.score, entry.item);
-    top.settle();
-    return scored.size();
-}
-
-// The excluded items and the boosted ones, ascending; valid until the thread's next call.
-inline std::span<const Item> excluded_or_boosted(std::span<const Item> excluded,
-                                                 const Boosts& boosts) {
-    thread_local std::vector<Item> scratch;
-    std::vector<Item>& both = scratch;  // to look it up once
-    both.clear();
-    auto next = excluded.begin();
-    for (std::int64_t boosted : boosts.items) {
-        const auto item = static_cast<Item>(boosted);
-        while (next != excluded.end() && *next < item) both.push_back(*next++);
-        if (next == excluded.end() || *next != item) both.push_back(item);
-    }
-    both.insert(both.end(), next, excluded.end());
-    return both;
+    return {{items, count}, {scores, count}};
 }
 
 }  // namespace recprune

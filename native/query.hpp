@@ -2,56 +2,34 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 
+#include "item_set.hpp"
 #include "top_k.hpp"
 
 namespace recprune {
 
 constexpr std::size_t kWordBits = 64;  // items of a word of an allow mask
 
-// Items that are not to be returned. A bit for the last digits of each tells most others apart
-// without a search: of a few hundred among millions, one in twenty is looked for in vain.
-class Excluded {
-  public:
-    Excluded() = default;
-    // The items ascend, and outlive this.
-    explicit Excluded(std::span<const Item> items) : items_(items) {
-        for (Item item : items) bits_[word_of(item)] |= bit_of(item);
-    }
-
-    std::span<const Item> items() const { return items_; }
-
-    bool contains(Item item) const {
-        return (bits_[word_of(item)] & bit_of(item)) &&
-               std::binary_search(items_.begin(), items_.end(), item);
-    }
-
-  private:
-    static constexpr std::size_t kWords = 64;  // 4,096 bits: eight lines of the first cache
-    static std::size_t word_of(Item item) { return item / kWordBits % kWords; }
-    static std::uint64_t bit_of(Item item) { return std::uint64_t{1} << (item % kWordBits); }
-
-    std::span<const Item> items_ = {};
-    std::array<std::uint64_t, kWords> bits_ = {};
-};
-
 struct Query {
     const float* sub_item_scores;  // S, [num_splits][num_sub_items]
     std::size_t k;
-    Excluded excluded = {};
+    const ItemSet* excluded = nullptr;     // not to be returned, or null: nothing
+    const ItemSet* boosted = nullptr;      // the same for an engine: these are scored without it
     const std::uint64_t* allow = nullptr;  // a bit per item, or null: all
     const float* item_bias = nullptr;      // added to each item's score, or null
     float highest_bias = 0.0f;
 
     bool may_return(Item item) const {
         if (allow && !((allow[item / kWordBits] >> (item % kWordBits)) & 1)) return false;
-        return !excluded.contains(item);
+        return !(excluded && excluded->contains(item)) && !(boosted && boosted->contains(item));
+    }
+
+    std::size_t num_hidden() const {
+        return (excluded ? excluded->size() : 0) + (boosted ? boosted->size() : 0);
     }
 
     // The last addition of every score, in every method.

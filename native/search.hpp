@@ -22,6 +22,8 @@
 #include "engines/pqtopk.hpp"
 #include "engines/recjpqprune.hpp"
 #include "engines/scan.hpp"
+#include "exclusions.hpp"
+#include "item_set.hpp"
 #include "kernels/kernels.hpp"
 #include "layouts/cells.hpp"
 #include "layouts/lists.hpp"
@@ -200,12 +202,11 @@ struct Batch {
     std::span<const float> queries;  // sequence embeddings, or sub-item scores
     std::size_t num_queries = 0;
     bool are_scores = false;
-    std::span<const std::int64_t> exclude_offsets;  // [num_queries + 1], or empty: nothing
-    std::span<const Item> exclude_items;            // ascending for every query
-    std::span<const std::uint64_t> allow;           // rows of bits, or empty: everything
-    std::size_t allow_rows = 0;                     // one for all queries, or one each
-    std::span<const float> floors;                  // [num_queries], or empty: none
-    const BatchBoosts* boosts = nullptr;            // null: none
+    const BatchExclusions* exclude = nullptr;  // null: nothing
+    std::span<const std::uint64_t> allow;      // rows of bits, or empty: everything
+    std::size_t allow_rows = 0;                // one for all queries, or one each
+    std::span<const float> floors;             // [num_queries], or empty: none
+    const BatchBoosts* boosts = nullptr;       // null: none
 };
 
 // Scores that float32 cannot hold, or NaN among them.
@@ -219,17 +220,12 @@ struct QueryOverflow : std::invalid_argument {
 
 // Whether no sum of sub-item scores, a bias and a boost can overflow, and none is NaN.
 inline bool scores_are_safe(const IndexView& index, const float* scores, float largest_boost) {
-    // As integers, magnitudes of floats compare like floats, and infinity and NaN are the largest.
-    constexpr std::int32_t kMagnitude = 0x7FFFFFFF;  // all bits but the sign
-    constexpr std::int32_t kInfinity = 0x7F800000;
     double sum = static_cast<double>(index.largest_bias) + largest_boost;
     for (std::size_t split = 0; split < index.num_splits; ++split) {
         std::int32_t largest = 0;
-        for (std::size_t b = 0; b < index.num_sub_items; ++b) {
-            const float score = scores[split * index.num_sub_items + b];
-            largest = std::max(largest, std::bit_cast<std::int32_t>(score) & kMagnitude);
-        }
-        if (largest >= kInfinity) return false;
+        for (std::size_t b = 0; b < index.num_sub_items; ++b)
+            largest = std::max(largest, magnitude_of(scores[split * index.num_sub_items + b]));
+        if (largest >= kInfiniteMagnitude) return false;
         sum += std::bit_cast<float>(largest);
     }
     return sum < static_cast<double>(std::numeric_limits<float>::max());
@@ -271,6 +267,17 @@ inline const float* sub_item_scores_of(const IndexView& index, const Batch& batc
     return table.data();
 }
 
+// The items that a query is not to return, or null: none; valid until the thread's next call.
+inline const ItemSet* excluded_of(const Batch& batch, std::size_t number) {
+    if (!batch.exclude) return nullptr;
+    const auto items = batch.exclude->of_query(number);
+    thread_local ItemSet scratch;  // fresh memory would cost more than the rest
+    ItemSet& excluded = scratch;   // to look it up once
+    excluded.reset(items.size());
+    for (std::int64_t item : items) excluded.insert(static_cast<Item>(item));
+    return &excluded;
+}
+
 inline Query query_of(const IndexView& index, const Batch& batch, std::size_t number,
                       const float* sub_item_scores, std::size_t k) {
     Query query{.sub_item_scores = sub_item_scores, .k = std::min(k, index.num_items)};
@@ -278,11 +285,7 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
         query.item_bias = index.item_bias.data();
         query.highest_bias = index.highest_bias;
     }
-    if (!batch.exclude_offsets.empty()) {
-        const auto first = static_cast<std::size_t>(batch.exclude_offsets[number]);
-        const auto last = static_cast<std::size_t>(batch.exclude_offsets[number + 1]);
-        query.excluded = Excluded(batch.exclude_items.subspan(first, last - first));
-    }
+    query.excluded = excluded_of(batch, number);
     if (batch.allow_rows > 0) {
         const std::size_t words = batch.allow.size() / batch.allow_rows;
         query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
@@ -295,17 +298,6 @@ template <class Use>
 auto with_codes(const IndexView& index, const Use& use) {
     if (!index.wide_codes.empty()) return use(index.wide_codes);
     return use(index.codes.empty() ? index.gathered_codes : index.codes);
-}
-
-// Offers the boosted items, and takes them out of what an engine looks for. Returns how many were
-// scored.
-inline std::size_t settle_boosts(const IndexView& index, const Boosts& boosts, Query& query,
-                                 TopK& top) {
-    const std::size_t scored = with_codes(index, [&](auto codes) {
-        return offer_boosted(codes, index.num_splits, index.num_sub_items, query, boosts, top);
-    });
-    query.excluded = Excluded(excluded_or_boosted(query.excluded.items(), boosts));
-    return scored;
 }
 
 // Writes the best items, and fills up with what stands for none.
@@ -333,25 +325,32 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
     const auto begun = std::chrono::steady_clock::now();
     const Limits limits = limits_of(request, begun);
     const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
-    if (batch.boosts)
-        with_codes(index, [&](auto codes) { prefetch_boosted(codes, index.num_splits, boosts); });
     const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
     if (!scores_are_safe(index, sub_item_scores, boosts.largest())) throw QueryOverflow(number);
     Query query = query_of(index, batch, number, sub_item_scores, request.k);
+    BoostedItems boosted;
+    if (boosts.set) {
+        boosted = with_codes(index, [&](auto codes) {
+            return score_boosted(codes, index.num_splits, index.num_sub_items, query, boosts);
+        });
+        query.boosted = boosts.set;
+    }
     const float floor =
         batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
-    TopK top(query.k, floor);
     Stats stats;
     if (!answers.visited.empty())
         stats.visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
     Method method = Method::pqtopk;
+    TopK top(query.k, std::max(floor, boosted.floor(query.k)));
     if (query.k > 0) {  // else nothing is wanted, or nothing is there
-        const std::size_t boosted =
-            boosts.items.empty() ? 0 : settle_boosts(index, boosts, query, top);
+        // Where they are fewer than are wanted, each that is there leaves less to look for.
+        if (boosted.items.size() < query.k) boosted.offer_to(top);
         method = answer(index, query, request, limits, top, stats);
-        count_scored(index, boosted, stats);  // after the engine, which may begin to count anew
+        boosted.offer_to(top);
+        // After the engine, which may begin to count anew.
+        count_scored(index, boosted.items.size(), stats);
     }
     write_top(top.sorted(), answers.ids.subspan(number * request.k, request.k),
               answers.scores.subspan(number * request.k, request.k));
@@ -365,7 +364,8 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
         .items_touched = stats.items_touched,
         .bytes_touched = stats.bytes_touched,
         .threshold = threshold,
-        .upper_bound = stats.exact ? threshold : stats.upper_bound,
+        // Boosted items may have raised the threshold since, and lost to it.
+        .upper_bound = stats.exact ? threshold : std::max<double>(stats.upper_bound, threshold),
         .nanoseconds = nanoseconds_between(begun, std::chrono::steady_clock::now()),
         .sub_item_score_nanoseconds = nanoseconds_between(begun, scored),
     };

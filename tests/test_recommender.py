@@ -451,6 +451,8 @@ def test_what_was_seen_comes_again_where_a_model_has_learnt_to_repeat(
     assert_same_answers(everything, recommend([trained.external(history)], 200, exclude_seen=False))
     without = recommend([trained.external(history)], 200, exclude_seen=True)
     assert not {5, 17, 40} & set(without.ids[0].tolist())
+    assert everything.learnt.repeats is not None
+    assert without.learnt.repeats is None  # nothing is left that they would be added to
     by_rank = trained.recommender.rank([np.array(history, np.int32)], 20)
     assert np.array_equal(by_rank.ids[0], everything.ids[0, :20])
 

@@ -49,7 +49,7 @@ class ListScan {
           counts_first_(wants_many(query) && !query.allow && !query.item_bias &&
                         limits.over_inflation == 0.0 && !limits.has_deadline()),
           // Any of the first may be excluded.
-          candidates_(query.k + query.excluded.items().size()) {
+          candidates_(query.k + query.num_hidden()) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
@@ -129,7 +129,7 @@ class ListScan {
     // Where more items are excluded than are wanted, counting tells little.
     static bool wants_many(const Query& query) {
         return query.k >= kFewestCounted && query.k <= kMostCounted &&
-               query.excluded.items().size() <= query.k;
+               query.num_hidden() <= query.k;
     }
 
     // Whether a limit could be reached before the lists are done: then they are all sorted.

@@ -312,7 +312,8 @@ class Recommender:
         known, unknown, kept = self._internal(histories)
         timelines = checked_timelines(times, now, kept)
         excluded = [self._find_known(exclude)] * len(known)
-        if exclude_seen or (exclude_seen is None and not self.repeats):
+        leave_out_seen = exclude_seen or (exclude_seen is None and not self.repeats)
+        if leave_out_seen:
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
         allowed = self._allowed(allow)
         boosted = self._boosted(boosts)
@@ -326,7 +327,8 @@ class Recommender:
             encoded = [items for items in known if len(items)]
             dated = list(compress(timelines, answered))
             embeddings = self.encoder.encode(encoded, dated)
-            learnt = self.heads(embeddings, encoded, dated)
+            # What was seen and is left out needs no boosts.
+            learnt = self.heads(embeddings, encoded, dated, repeats=not leave_out_seen)
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = searched.search(

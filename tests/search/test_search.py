@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -546,9 +548,47 @@ def test_bounds_of_unsafe_searches_hold_for_boosted_items_too(
         assert (scores[missed] <= top.stats.upper_bound[0]).all()
         if top.stats.exact[0]:
             assert np.array_equal(top.ids[top.ids >= 0], ids)
+        everything, all_scores = reference.exhaustive(
+            table, case.codes, len(case.codes), boosts=boosts
+        )
+        left_out = ~np.isin(everything, top.ids) & (all_scores >= floor)
+        assert (all_scores[left_out] <= top.stats.upper_bound[0]).all()
         # Every boosted item was scored, so none that belongs there is missing.
         assert not np.isin(ids[missed], boosts[0]).any()
         assert top.stats.items_scored[0] >= len(boosts[0])
+
+
+@pytest.mark.parametrize(
+    "as_ids",
+    [
+        list,
+        tuple,
+        lambda ids: np.array(ids, np.int32),
+        lambda ids: np.array(ids, np.uint32),
+        lambda ids: np.array(ids, np.uint64),
+        lambda ids: np.array(ids, np.uint16),
+        lambda ids: np.array(ids, ">i8"),
+        lambda ids: np.repeat(np.array(ids), 2)[::2],
+        lambda ids: array("q", ids),
+    ],
+)
+def test_ids_may_come_in_any_integer_type(
+    trained: tuple[Index, Float32Array, Case], as_ids: Callable[[list[int]], Any]
+) -> None:
+    index, phi, case = trained
+    ids, values = [*range(19, 2, -2), 11_111, 0], np.linspace(-3, 90, 11, dtype=np.float32)
+    excluded = index.search(phi[0], 5).ids.tolist()
+    excluded += excluded  # once or twice is all the same
+    eligible = np.ones(len(case.codes), bool)
+    eligible[excluded] = False
+    table = index.sub_item_scores(phi[0])
+    expected = reference.exhaustive(
+        table, case.codes, 20, eligible=eligible, boosts=(np.array(ids), values)
+    )
+    boosts = (as_ids(ids), values)
+    assert_same(index.search(phi[0], 20, exclude=as_ids(excluded), boosts=boosts), expected, "one")
+    batch = index.search(phi[:1], 20, exclude=[as_ids(excluded)], boosts=[boosts])
+    assert batch.ids[0].tolist() == expected[0].tolist()
 
 
 def test_boosts_that_are_strong_or_weak_do_not_make_a_search_longer() -> None:
@@ -683,6 +723,20 @@ def tiny() -> Index:
         ({"method": 7}, "method is 7"),
         ({"exclude": [5]}, r"exclude\[0\] holds 5, expected 0 to 4"),
         ({"exclude": ["a"]}, r"exclude\[0\] is <U1"),
+        ({"exclude": np.array([1, -1, -2, 7])}, r"exclude\[0\] holds -2, expected 0 to 4, or -1"),
+        ({"exclude": np.array([2**64 - 1, 0], np.uint64)}, r"exclude\[0\] holds 18446744073709551"),
+        ({"exclude": np.array([1.0])}, r"exclude\[0\] is float64\[1\], expected item ids"),
+        (
+            {"sequence_embeddings": np.zeros((2, 8), np.float32), "exclude": [np.array([1])]},
+            "exclude has 1 rows for 2 queries",
+        ),
+        (
+            {
+                "sequence_embeddings": np.zeros((2, 8), np.float32),
+                "exclude": [np.array([1], np.int32), np.array([5], np.uint32)],
+            },
+            r"exclude\[1\] holds 5, expected 0 to 4, or -1",
+        ),
         ({"allow": np.ones(4, bool)}, r"allow has shape \[4\], expected \[5\]"),
         ({"allow": [True] * 5}, "allow is list"),
         ({"boosts": 5}, "boosts is a int, expected pairs"),
@@ -697,6 +751,10 @@ def tiny() -> Index:
         ({"boosts": ([0, 5], [1, 1])}, r"boosts\[0\] holds 5, expected 0 to 4"),
         ({"boosts": ([-1], [1])}, r"boosts\[0\] holds -1, expected 0 to 4"),
         ({"boosts": ([2**64 - 1], [1])}, r"boosts\[0\] holds 18446744073709551615, expected 0"),
+        (
+            {"boosts": (np.array([1, 2]), np.ones(1, np.float32))},
+            r"boosts\[0\] has 2 item ids and 1 values",
+        ),
         ({"boosts": ([3, 1, 3], [1, 2, 3])}, r"boosts\[0\] holds item 3 twice"),
         ({"boosts": ([3, 1], [1, np.nan])}, r"boosts\[0\] adds nan to item 1, expected a fin"),
         ({"boosts": ([3, 1], [-1e39, 2])}, r"boosts\[0\] adds -inf to item 3, expected a fin"),

@@ -319,10 +319,9 @@ def test_it_is_asked_as_one_index_is(name: str) -> None:
 def test_ids_beyond_what_a_shard_counts() -> None:
     far = Shard(1, 1 << 32, 1_000, "", 0.0, 0.0)
     excluded = [[5, (1 << 32) + 7], [], [(1 << 32) + 999, (1 << 32) - 1]]
-    offsets, items = checked_exclude(excluded, 3, False, far.stop, np.int64)
-    assert offsets is not None
-    assert items is not None
-    own_offsets, own_items, _ = cut(offsets, items, slice(0, 3), far)
+    exclude = checked_exclude(excluded, 3, False, far.stop)
+    assert exclude is not None
+    own_offsets, own_items, _ = cut(exclude.offsets, exclude.items, slice(0, 3), far)
     assert own_offsets is not None
     assert own_items is not None
     assert own_offsets.tolist() == [0, 1, 1, 2]

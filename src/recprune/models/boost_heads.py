@@ -60,12 +60,17 @@ class BoostHeads:
         sequence_embeddings: Float32Array,
         histories: Sequence[Int32Array],
         timelines: Sequence[Timeline | None] | None = None,
+        *,
+        repeats: bool = True,
     ) -> LearntBoosts:
-        """Return what is added to scores, for histories none of which is empty."""
-        repeats, transitions = self.repeats, self.transitions
+        """Return what is added to scores, for histories none of which is empty.
+
+        Without `repeats`, nothing for what was there before.
+        """
+        own, following = self.repeats if repeats else None, self.transitions
         return LearntBoosts(
-            None if repeats is None else repeats(sequence_embeddings, histories, timelines),
-            None if transitions is None else transitions(sequence_embeddings, histories),
+            None if own is None else own(sequence_embeddings, histories, timelines),
+            None if following is None else following(sequence_embeddings, histories),
         )
 
 

@@ -16,6 +16,8 @@ _MAX_SPLITS = 64
 _MAX_THREADS = 1024
 _FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
+_make_exclusions = _native.BatchExclusions.make  # looked up once: each of these is felt
+_make_boosts = _native.BatchBoosts.make
 
 
 def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Array]:
@@ -128,11 +130,27 @@ def checked_items(items: Any, num_items: int) -> NDArray[Any]:
 
 
 def checked_exclude(
-    exclude: Any, num_queries: int, single: bool, num_items: int, dtype: Any = np.uint32
-) -> tuple[Int64Array | None, NDArray[Any] | None]:
-    """Return excluded ids as offsets and, ascending for every query, items of a type."""
+    exclude: Any, num_queries: int, single: bool, num_items: int
+) -> _native.BatchExclusions | None:
+    """Return the excluded ids of every query."""
     if exclude is None:
-        return None, None
+        return None
+    try:
+        # Two hundred ids are to cost a few microseconds: arrays of the usual types go straight to
+        # the core, which looks at each id.
+        checked = _make_exclusions(exclude, num_queries, single, num_items)
+        if checked is None:
+            rows = _excluded_rows(exclude, num_queries, single, num_items)
+            checked = _make_exclusions(rows, num_queries, False, num_items)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return checked
+
+
+def _excluded_rows(
+    exclude: Any, num_queries: int, single: bool, num_items: int
+) -> list[Int64Array]:
+    """Return the excluded ids of every query as an array."""
     if not isinstance(exclude, Sequence | np.ndarray):
         raise InputError(f"exclude is a {type(exclude).__name__}, expected item ids")
     rows: Sequence[Any] | NDArray[Any] = [exclude] if single else exclude
@@ -150,37 +168,43 @@ def checked_exclude(
             raise InputError(
                 f"exclude[{number}] is {ids.dtype}{list(ids.shape)}, expected item ids"
             )
-        if len(ids) and (ids.min() < -1 or ids.max() >= num_items):
-            wrong = ids[(ids < -1) | (ids >= num_items)][0]
-            raise InputError(
-                f"exclude[{number}] holds {wrong}, expected 0 to {num_items - 1}, or -1"
-            )
-        kept.append(np.unique(ids[ids >= 0]).astype(dtype))
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in kept])]).astype(np.int64)
-    return offsets, np.concatenate([*kept, np.empty(0, dtype)])
+        expected = f"expected 0 to {num_items - 1}, or -1"
+        kept.append(_as_int64(ids, f"exclude[{number}]", expected))
+    return kept
+
+
+def _as_int64(ids: NDArray[Any], name: str, expected: str) -> Int64Array:
+    if ids.dtype == np.uint64 and ids.max(initial=0) >= 2**63:
+        raise InputError(f"{name} holds {ids.max()}, {expected}")
+    return np.ascontiguousarray(ids, np.int64)
 
 
 def checked_boosts(
     boosts: Any, num_queries: int, single: bool, num_items: int
 ) -> _native.BatchBoosts | None:
-    """Return boosts sorted by item for every query."""
+    """Return the boosts of every query."""
     if boosts is None:
         return None
+    try:
+        checked = _make_boosts(boosts, num_queries, single, num_items)  # as in checked_exclude
+        if checked is None:
+            pairs = _boosted_rows(boosts, num_queries, single, num_items)
+            checked = _make_boosts(pairs, num_queries, False, num_items)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return checked
+
+
+def _boosted_rows(
+    boosts: Any, num_queries: int, single: bool, num_items: int
+) -> list[tuple[Int64Array, Float32Array]]:
+    """Return the boosts of every query as arrays."""
     if not isinstance(boosts, list | tuple):
         raise InputError(f"boosts is a {type(boosts).__name__}, expected pairs (item ids, values)")
     rows: Sequence[Any] = (boosts,) if single else boosts
     if len(rows) != num_queries:
         raise InputError(f"boosts has {len(rows)} rows for {num_queries} queries")
-    try:
-        # Two hundred of them are to cost a few microseconds: arrays of the right types go straight
-        # to the core, which looks at each boost.
-        checked = _native.BatchBoosts.make(rows, num_items)
-        if checked is None:
-            pairs = [_checked_pair(row, number, num_items) for number, row in enumerate(rows)]
-            checked = _native.BatchBoosts.make(pairs, num_items)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    return checked
+    return [_checked_pair(row, number, num_items) for number, row in enumerate(rows)]
 
 
 def _checked_pair(row: Any, number: int, num_items: int) -> tuple[Int64Array, Float32Array]:
@@ -203,12 +227,11 @@ def _checked_pair(row: Any, number: int, num_items: int) -> tuple[Int64Array, Fl
         )
     if len(items) != len(values):
         raise InputError(f"boosts[{number}] has {len(items)} item ids and {len(values)} values")
-    if items.dtype == np.uint64 and items.max(initial=0) >= 2**63:
-        raise InputError(f"boosts[{number}] holds {items.max()}, expected 0 to {num_items - 1}")
     if values.dtype != _FLOAT32:
         with np.errstate(over="ignore"):  # infinity is refused like any other
             values = values.astype(np.float32)
-    return np.ascontiguousarray(items, np.int64), np.ascontiguousarray(values)
+    ids = _as_int64(items, f"boosts[{number}]", f"expected 0 to {num_items - 1}")
+    return ids, np.ascontiguousarray(values)
 
 
 def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:

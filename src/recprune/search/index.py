@@ -36,7 +36,6 @@ from recprune.search.question import (
     ScoreOverflowError,
     checked_question,
     largest_boosts,
-    native_restrictions,
 )
 from recprune.search.reference import score_items
 from recprune.search.top_k import RECORD_WORDS, SearchStats, TopK
@@ -356,7 +355,10 @@ class Index:
                 k,
                 question.threads,
                 native_settings(question.method),
-                native_restrictions(question),
+                question.exclude,
+                question.allow,
+                question.floors,
+                question.boosts,
                 ids,
                 scores,
                 records,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from recprune import _native
 from recprune.search.checks import (
-    MAX_ITEMS,
     checked_allow,
     checked_boosts,
     checked_exclude,
@@ -24,7 +23,7 @@ from recprune.search.checks import (
 )
 from recprune.search.methods import Method, find_method
 from recprune.search.top_k import TopK
-from recprune.types import Boosts, Float32Array, InputError, Int64Array
+from recprune.types import Boosts, Float32Array, InputError
 
 QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub_item_scores"]
 
@@ -74,8 +73,7 @@ class Question(NamedTuple):  # as frozen as a dataclass, and made in a quarter o
     k: int
     method: Method
     threads: int
-    exclude_offsets: Int64Array | None  # [queries + 1]
-    exclude_items: NDArray[Any] | None  # ascending for every query
+    exclude: _native.BatchExclusions | None  # items that are not to be returned
     allow: NDArray[np.uint64] | None  # [1 or queries, words]
     floors: Float32Array | None  # [queries]
     boosts: _native.BatchBoosts | None  # what is added to some scores, last
@@ -112,9 +110,6 @@ def checked_question(
     are_scores = name == "sub_item_scores"
     row_shape = (index.num_splits, index.num_sub_items) if are_scores else (index.width,)
     rows, single = checked_queries(queries, name, row_shape)
-    # The ids of a catalogue in shards may not fit into what one index counts its own with.
-    dtype = np.uint32 if index.num_items <= MAX_ITEMS else np.int64
-    offsets, items = checked_exclude(exclude, len(rows), single, index.num_items, dtype)
     return Question(
         rows,
         name,
@@ -123,8 +118,7 @@ def checked_question(
         k,
         chosen,
         threads,
-        offsets,
-        items,
+        checked_exclude(exclude, len(rows), single, index.num_items),
         checked_allow(allow, len(rows), index.num_items),
         checked_floor(floor, len(rows)),
         checked_boosts(boosts, len(rows), single, index.num_items),
@@ -133,17 +127,17 @@ def checked_question(
 
 def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool_]:
     """Return which items one of the queries may return, as a mask."""
-    allow, offsets, items = question.allow, question.exclude_offsets, question.exclude_items
+    allow, exclude = question.allow, question.exclude
     mask = np.ones(num_items, np.bool_)
     if allow is not None:
         mask &= mask_of(allow[number if len(allow) > 1 else 0], num_items)
-    if offsets is not None and items is not None:
-        mask[items[offsets[number] : offsets[number + 1]]] = False
+    if exclude is not None:
+        mask[exclude.items[slice(*exclude.offsets[number : number + 2].tolist())]] = False
     return mask
 
 
 def boosts_of(question: Question, number: int) -> Boosts:
-    """Return the boosts of one of the queries: items, ascending, and values."""
+    """Return the boosts of one of the queries: items and values."""
     boosts = question.boosts
     if boosts is None:
         return np.empty(0, np.int64), np.empty(0, np.float32)
@@ -170,21 +164,3 @@ def mask_of(words: NDArray[np.uint64], num_items: int) -> NDArray[np.bool_]:
     """Return a set of items, given as bits, as a mask."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     return np.unpackbits(octets, count=num_items, bitorder="little").view(np.bool_)
-
-
-def native_restrictions(question: Question) -> _native.Restrictions | None:
-    """Return what may be returned, and its boosts, as the native core is told it; None: all."""
-    offsets, items = question.exclude_offsets, question.exclude_items
-    nothing = offsets is None and question.allow is None and question.floors is None
-    if nothing and question.boosts is None:
-        return None
-    restrictions = _native.Restrictions()
-    if offsets is not None and items is not None:
-        restrictions.set_exclude(offsets, items)
-    if question.allow is not None:
-        restrictions.set_allow(question.allow)
-    if question.floors is not None:
-        restrictions.set_floors(question.floors)
-    if question.boosts is not None:
-        restrictions.set_boosts(question.boosts)
-    return restrictions

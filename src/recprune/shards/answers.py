@@ -42,7 +42,7 @@ class ShardedTopK(TopK):
 
 def is_the_same_for_all(question: Question) -> bool:
     """Say whether every shard gets the same message."""
-    return question.exclude_offsets is None and question.allow is None and question.boosts is None
+    return question.exclude is None and question.allow is None and question.boosts is None
 
 
 def message_for(question: Question, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
@@ -50,9 +50,9 @@ def message_for(question: Question, rows: slice, shard: Shard, found: Float32Arr
 
     `found` are scores that need not be looked for below, one for each of these queries.
     """
-    offsets, items, boosts = None, None, question.boosts
-    if question.exclude_offsets is not None and question.exclude_items is not None:
-        offsets, items, _ = cut(question.exclude_offsets, question.exclude_items, rows, shard)
+    offsets, items, exclude, boosts = None, None, question.exclude, question.boosts
+    if exclude is not None:
+        offsets, items, _ = cut(exclude.offsets, exclude.items, rows, shard)
     boosted: tuple[Any, Any, Any] = (None, None, None)
     if boosts is not None:
         boosted = cut(boosts.offsets, boosts.items, rows, shard, boosts.values)
