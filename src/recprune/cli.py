@@ -45,6 +45,11 @@ COMMANDS = {
         "trials or minutes; keep a table, the best settings and the best model. Test users have no "
         "say. A tuning that was stopped goes on where it was.",
     ),
+    "recode": (
+        "give a prepared log the codes of a model that was trained on it",
+        "Replace the codes of a prepared log by those of a model that was trained on it; item "
+        "vectors of a full table are cut into codes. Any model may then begin with them.",
+    ),
     "export": (
         "make a recommender of a trained model",
         "Put a trained model and the catalogue of its prepared log together: one folder that "

@@ -28,7 +28,7 @@ torch.set_num_threads(1)  # of tiny models, threads would only wait for each oth
 
 def test_the_presets_are_the_models_of_the_paper() -> None:
     papers = {"sasrec", "gsasrec", "gbert4rec"}
-    assert set(PRESETS) == papers | {"esasrec", "timed"}
+    assert set(PRESETS) == papers | {"esasrec", "timed", "recommended", "generative"}
     for preset in (PRESETS[name] for name in papers):
         assert preset.model.codes == "svd"
         assert (preset.model.width, preset.model.length) == (512, 200)
@@ -63,7 +63,7 @@ def test_every_setting_says_what_it_means_and_what_is_expected() -> None:
         assert entry.meaning, entry.name
         assert entry.expected, entry.name
     by_name = {entry.name: entry for entry in described}
-    assert by_name["loss"].expected == "bce, gbce, softmax, cross_entropy"
+    assert by_name["loss"].expected == "bce, gbce, softmax, cross_entropy, digits"
     assert by_name["exclude_seen"].expected == "true, false"
     assert by_name["dropout"].value == 0.2
 

@@ -65,6 +65,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "sasrec, shared negatives": {"loss": "softmax", "negatives": "shared", "num_in_batch": 8,
                                  "logq": True},
     "sasrec, cross-entropy": {"loss": "cross_entropy"},
+    "sasrec, digits": {"loss": "digits"},
     "sasrec, random codes": {"loss": "softmax", "codes": "random"},
     "sasrec, learnt codes": {"loss": "softmax", "codes": "learnt", "num_splits": 4,
                              "num_sub_items": 8, "full_epochs": 10, "max_epochs": 60},

@@ -196,6 +196,8 @@ def _introduce(
 def _compared_with(training: TrainingSettings) -> str:
     if training.loss == "cross_entropy":
         return "over all items"
+    if training.loss == "digits":
+        return "over all sub-items"
     more = f" and {training.num_in_batch} in-batch" if training.num_in_batch else ""
     shared = " shared" if training.negatives == "shared" else ""
     return f"with {training.num_negatives}{shared}{more} negatives"

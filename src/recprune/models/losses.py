@@ -17,8 +17,12 @@ from recprune.types import InputError, needs_extra
 with needs_extra("train"):
     import torch
     from torch import Tensor
-    from torch.nn.functional import softplus
+    from torch.nn.functional import cross_entropy, softplus
 
+
+# Of the softmax over digits. A split has few numbers, and its best sub-item must stand out among
+# hundreds by them alone; with a temperature of 1 they take long to become as large as that needs.
+_TEMPERATURE = 0.25
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -27,7 +31,7 @@ def find_loss(settings: TrainingSettings, num_items: int) -> LossFunction:
     """Return the loss of that name, for a catalogue of so many items.
 
     All take the scores of positives, [positions], and negatives, [positions, negatives], and return
-    a value for each position, [positions].
+    a value for each position, [positions]. `digits` has no negatives, and is apart.
     """
     beta = gbce_beta(settings.num_negatives, num_items, settings.calibration)
     # What all scores have in common changes no ranking, but against hundreds of negatives a model
@@ -87,9 +91,20 @@ def agreement(sub_item_scores: Tensor, codes: Tensor) -> Tensor:
     The cross-entropy of choosing its sub-item, the mean over splits. Where the best item is made of
     the best sub-items, its score is near the bound of all that pruning has not seen yet.
     """
-    best = torch.logsumexp(sub_item_scores, dim=-1)
-    own = sub_item_scores.gather(-1, codes.long().unsqueeze(-1)).squeeze(-1)
-    return (best - own).mean(-1)
+    by_split = sub_item_scores.transpose(0, 1)  # which is how a score table lies in memory
+    wanted = codes.long().T.reshape(-1)
+    values = cross_entropy(by_split.flatten(0, 1), wanted, reduction="none")
+    return values.view(by_split.shape[:2]).mean(0)
+
+
+def digits(sub_item_scores: Tensor, codes: Tensor) -> Tensor:
+    """Cross-entropy of all digits of a target's code at once: [positions, M, B], [positions, M].
+
+    The loss of RPG (Hou et al., KDD 2025), a generative model that predicts them in parallel.
+    Σ log p_m is Σ S_m less Σ log Z_m, which is the same for all items: the most probable code is
+    the one of the highest score, at any temperature.
+    """
+    return agreement(sub_item_scores / _TEMPERATURE, codes)
 
 
 def concentration(sub_item_scores: Tensor) -> Tensor:

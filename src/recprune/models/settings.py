@@ -13,7 +13,7 @@ from recprune.types import InputError, Json
 Architecture = Literal["sasrec", "esasrec", "timed", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full"]
 Codes = Literal["svd", "random", "learnt"]
-Loss = Literal["bce", "gbce", "softmax", "cross_entropy"]
+Loss = Literal["bce", "gbce", "softmax", "cross_entropy", "digits"]
 Negatives = Literal["own", "shared"]
 Windows = Literal["last", "random"]
 PruningLoss = Literal["agreement", "concentration"]
@@ -175,11 +175,23 @@ class Settings:
             raise InputError("repeats boosts what exclude_seen leaves out: choose one of them")
         if self.training.pruning_weight and self.model.learns_codes:
             raise InputError("pruning_weight needs codes that stay: codes is learnt")
+        if self.training.loss == "digits":
+            self._check_digits()
         if self.model.learns_codes and self.training.full_epochs >= self.training.max_epochs:
             raise InputError(
                 f"full_epochs is {self.training.full_epochs}, expected less than max_epochs "
                 f"{self.training.max_epochs}: codes are learnt after them"
             )
+
+    def _check_digits(self) -> None:
+        """Refuse what a loss of sub-items alone cannot train."""
+        if self.model.embedding != "recjpq":
+            raise InputError(f"loss digits needs sub-items: embedding is {self.model.embedding}")
+        if self.model.learns_codes:
+            raise InputError("loss digits needs codes that stay: codes is learnt")
+        for head in ("repeats", "transitions"):
+            if getattr(self.model, head):
+                raise InputError(f"loss digits compares no items: {head} needs another loss")
 
     def to_json(self) -> Json:
         """Return all settings as plain values."""
@@ -310,6 +322,8 @@ PRESETS = {
             full_epochs=10,
         ),
     ),
+    # RPG's: all digits of a code at once. It wants codes that mean something (`recprune recode`).
+    "generative": Settings(ModelSettings(), TrainingSettings(loss="digits", learning_rate=0.002)),
 }
 
 

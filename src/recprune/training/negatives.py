@@ -65,7 +65,7 @@ class Negatives:
         `targets` are those of the whole minibatch, padding (−1) last.
         """
         training, where = self._training, self._device
-        if training.loss == "cross_entropy":
+        if training.loss in ("cross_entropy", "digits"):  # all other items, or none
             return torch.empty(0, dtype=torch.int64, device=where)
         shape = (
             (count, training.num_negatives)

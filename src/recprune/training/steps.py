@@ -10,8 +10,8 @@ from collections.abc import Callable
 from recprune.models.architectures import SequenceModel
 from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
 from recprune.models.learnt_codes import LearntEmbedding
-from recprune.models.losses import agreement, concentration, find_loss
-from recprune.models.settings import Settings
+from recprune.models.losses import agreement, concentration, digits, find_loss
+from recprune.models.settings import Settings, TrainingSettings
 from recprune.preparation.prepared import Prepared
 from recprune.training.distributed import Workers
 from recprune.training.minibatches import Minibatch, minibatch_part, padded_minibatch
@@ -19,7 +19,7 @@ from recprune.training.negatives import Negatives
 from recprune.training.optimiser import Optimiser
 from recprune.training.own_items import OwnItems
 from recprune.training.random_streams import Stream, torch_seed
-from recprune.training.sparse_scores import merged
+from recprune.training.sparse_scores import SparseScores, merged
 from recprune.training.successors import Successors
 from recprune.types import needs_extra
 
@@ -168,7 +168,7 @@ def _loss_sum(
     model: SequenceModel, settings: Settings, candidates: Negatives, device: torch.device
 ) -> Callable[..., Tensor]:
     training = settings.training
-    loss = find_loss(training, candidates.num_items)
+    compare = _comparison(model, training, candidates)
     reads_times = int(model.reads_times)  # how many arrays that takes
     own_items = _own_items(model, settings, device)
     successors = _successors(model, settings, device)
@@ -190,8 +190,7 @@ def _loss_sum(
             if successors is not None:
                 boosted += successors(states, items, segments, positions, wanted)
             own = merged(boosted) if boosted else None
-            scores = candidates.scores(states, wanted, negatives, own)
-        values = loss(*scores)
+            values = compare(states, wanted, negatives, own)
         if isinstance(model.embedding, LearntEmbedding) and model.embedding.quantises:
             values = values + training.commitment * model.embedding.distortion(wanted)
         if training.pruning_weight and isinstance(model.embedding, RecJPQEmbedding):
@@ -204,6 +203,19 @@ def _loss_sum(
         return torch.where(targets >= 0, values, 0.0).sum()
 
     return loss_sum
+
+
+def _comparison(
+    model: SequenceModel, training: TrainingSettings, candidates: Negatives
+) -> Callable[[Tensor, Tensor, Tensor, SparseScores | None], Tensor]:
+    """Return what makes the loss of each position from its state, target and negatives."""
+    embedding = model.embedding
+    if training.loss == "digits" and isinstance(embedding, RecJPQEmbedding):
+        return lambda states, wanted, *_: digits(
+            embedding.score_table(states), embedding.codes[wanted]
+        )
+    loss = find_loss(training, candidates.num_items)
+    return lambda *given: loss(*candidates.scores(*given))
 
 
 def _own_items(model: SequenceModel, settings: Settings, device: torch.device) -> OwnItems | None:

@@ -1,0 +1,152 @@
+"""Exact decoding against a beam over a graph of items: time, items scored, share of the best found.
+
+Both get the sequence embedding of a user and return the ten items of the highest scores, the sum of
+their sub-item scores. Ours is `Index.search`, compiled; the beam (`graph_decoding`) is written in
+NumPy, so that beside times, which take turns in one run, stands how many items were scored, and how
+many a filter of the exact search looked at before. Beams with fewer neighbours use the nearest of
+the same graph.
+
+    python -m benchmarks.decoding --prepared PREPARED --model MODEL    # a trained model's
+    python -m benchmarks.decoding --workload FOLDER                    # codes.npy, …
+    python -m benchmarks.decoding --workload FOLDER --items 100000     # a random part of it
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.graph_decoding import GraphDecoder, ItemGraph, item_graph
+from benchmarks.measure import model_of, write_result
+from recprune import Index
+from recprune.commands.console import output, print_table, showing_progress
+from recprune.experiments.framework.machine import machine
+from recprune.experiments.framework.timing import (
+    Answer,
+    Search,
+    Timed,
+    index_search,
+    interleaved,
+    recall,
+)
+from recprune.experiments.framework.workload import Workload
+from recprune.preparation.prepared import Prepared
+from recprune.types import CodeArray, Float32Array, Json
+
+_EXACT = "exact"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--prepared", type=Path, help="with --model: a prepared log")
+    parser.add_argument("--model", type=Path, help="trained on it, with embedding=recjpq")
+    parser.add_argument("--workload", type=Path, help="or a folder with a trained model's arrays")
+    parser.add_argument("--items", type=int, default=0, help="of those, at random; default: all")
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("-k", type=int, default=10)
+    parser.add_argument("--beams", type=int, nargs="+", default=[10, 50, 100, 500])
+    parser.add_argument("--neighbours", type=int, nargs="+", default=[50, 100, 500])
+    parser.add_argument("--rounds", type=int, default=10, help="at most; a walk may end before")
+    parser.add_argument("--threads", type=int, default=1, help="that make the graph")
+    parser.add_argument("--out", type=Path, default=Path("out/bench-decoding.json"))
+    parsed = parser.parse_args()
+    codes, embeddings, queries = _model(parsed)
+    with showing_progress("decoding") as progress:
+        graph = item_graph(
+            codes, embeddings, max(parsed.neighbours), threads=parsed.threads, progress=progress
+        )
+        index = Index.build(codes, embeddings, threads=parsed.threads)
+        decoders = _decoders(codes, embeddings, graph, parsed)
+        scored: dict[str, list[int]] = {name: [] for name in decoders}
+        searches = {_EXACT: index_search(index, "auto")}
+        searches |= {name: _walk(decoders[name], scored[name]) for name in decoders}
+        timed = interleaved(searches, queries, parsed.k, seed=0, progress=progress)
+    figures = {name: _figures(timed[name], timed[_EXACT]) for name in timed}
+    for name, counts in scored.items():
+        figures[name]["items_scored"] = figures[name]["items_touched"] = float(np.median(counts))
+    print_table(
+        f"{len(codes):,} items, {codes.shape[1]} splits, K = {parsed.k}, {len(queries)} queries",
+        ("beam", "neighbours", "p50 µs", "× exact", "scored", "looked at", "best found"),
+        [_row(name, entry) for name, entry in figures.items()],
+    )
+    megabytes = graph.neighbours.nbytes / 1e6
+    output.print(
+        f"graph: {graph.neighbours.shape[1]} neighbours, {graph.seconds:,.1f} s on "
+        f"{parsed.threads} threads, {megabytes:,.1f} MB; codes: {codes.nbytes / 1e6:,.1f} MB"
+    )
+    output.print(machine()["cpu"])
+    settings = {"k": parsed.k, "rounds": parsed.rounds, "threads": parsed.threads}
+    made = {"seconds": graph.seconds, "megabytes": megabytes}
+    write_result(
+        parsed.out,
+        {**settings, "index": index.describe(), "graph": made, "decodings": figures},
+    )
+
+
+def _model(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Float32Array]:
+    """Return codes, sub-item and sequence embeddings."""
+    if parsed.model is None:
+        return _part(*model_of(parsed.workload, 1_000_000, parsed.queries), parsed.items)
+    prepared = Prepared.load(parsed.prepared)
+    workload = Workload.from_training("log", "model", prepared, parsed.model, parsed.queries)
+    arrays = (workload.codes, workload.sub_item_embeddings, workload.sequence_embeddings)
+    return _part(*arrays, parsed.items)
+
+
+def _part(
+    codes: CodeArray, embeddings: Float32Array, queries: Float32Array, num_items: int
+) -> tuple[CodeArray, Float32Array, Float32Array]:
+    if 0 < num_items < len(codes):
+        codes = codes[np.random.default_rng(0).permutation(len(codes))[:num_items]]
+    return codes, embeddings, queries
+
+
+def _decoders(
+    codes: CodeArray, embeddings: Float32Array, graph: ItemGraph, parsed: argparse.Namespace
+) -> dict[str, GraphDecoder]:
+    return {
+        f"{beam} {count}": GraphDecoder(
+            codes,
+            embeddings,
+            np.ascontiguousarray(graph.neighbours[:, :count]),
+            beam=beam,
+            rounds=parsed.rounds,
+        )
+        for beam in parsed.beams
+        for count in parsed.neighbours
+    }
+
+
+def _walk(decoder: GraphDecoder, scored: list[int]) -> Search:
+    """Return a search that also notes how many items it scored."""
+
+    def search(query: Float32Array, k: int) -> Answer:
+        ids, scores = decoder.search(query, k)
+        scored.append(decoder.items_scored)
+        return ids, scores, None
+
+    return search
+
+
+def _figures(found: Timed, exact: Timed) -> Json:
+    ratio = float(np.median(found.microseconds / exact.microseconds))
+    return found.summary() | {"ratio": ratio, "recall": recall(found.ids, exact.ids)}
+
+
+def _row(name: str, entry: Json) -> tuple[str, ...]:
+    beam, _, count = name.partition(" ")
+    return (
+        beam,
+        count,
+        f"{entry['p50_us']:,.0f}",
+        f"{entry['ratio']:,.1f}",
+        f"{entry['items_scored']:,.0f}",
+        f"{entry['items_touched']:,.0f}",
+        f"{entry['recall']:.1%}",
+    )
+
+
+if __name__ == "__main__":
+    main()
