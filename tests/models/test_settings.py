@@ -49,7 +49,7 @@ def test_the_presets_are_the_models_of_the_paper() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_settings_survive_json(name: str) -> None:
     changed = find_preset(name).with_values(
-        {"width": 24, "dropout": 0.0, "windows": "last", "exclude_seen": True, "seed": 2**40}
+        {"width": 24, "dropout": 0.05, "windows": "random", "clip_norm": 0.5, "seed": 2**40}
     )
     assert Settings.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     assert changed != find_preset(name)

@@ -76,8 +76,8 @@ def target_ranks(
 ) -> Int64Array:
     """Return how many items are ranked above each user's target, over the full catalogue.
 
-    The tie rule is that of the search. Items in `exclude` do not count, unless they are the target;
-    `boosts` are added to the scores of their items.
+    The tie rule is that of the search. Items in `exclude` do not count, and a target among them is
+    below all; `boosts` are added to the scores of their items.
     Scores are computed for a part of the catalogue at a time, twice: first the targets' own.
     """
     embedding = model.embedding
@@ -107,6 +107,7 @@ def target_ranks(
         # What is not certainly below counts as above: so a score that is not a number does.
         below = (scores < own[:, None]) | ((scores == own[:, None]) & (ids > wanted[:, None]))
         above += (~below & (ids != wanted[:, None])).sum(1)
+    above[excluded_users[excluded_items == wanted[excluded_users]]] = embedding.num_items
     return above.cpu().numpy()
 
 
