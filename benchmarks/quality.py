@@ -68,6 +68,7 @@ def train(parsed: argparse.Namespace) -> None:
         for model, chosen in LOGS[name].models().items()
     ]
     running: list[tuple[str, subprocess.Popen[bytes]]] = []
+    failed = 0
     while waiting or running:
         while waiting and len(running) < parsed.at_once:
             name, model, preset, settings = waiting.pop(0)
@@ -76,6 +77,9 @@ def train(parsed: argparse.Namespace) -> None:
         for title, process in [entry for entry in running if entry[1].poll() is not None]:
             print(f"{title}: ended with {process.returncode}", flush=True)
             running.remove((title, process))
+            failed += process.returncode != 0
+    if failed:
+        raise SystemExit(f"{failed} trainings failed: see their .log files")
 
 
 def _begin(

@@ -1,7 +1,8 @@
 """What is trained to compare item tables, codes and encoders: logs, and models of each.
 
-Within a log, all models have the same encoder, loss, batches and minutes, and differ in what an
-item is: a vector of its own, SVD codes, or learnt codes. Settings were chosen on validation users.
+Within a log, all models but `others` have the same encoder, loss, batches and minutes, and differ
+in what an item is: a vector of its own, SVD codes, or learnt codes. Settings were chosen on
+validation users.
 """
 
 from __future__ import annotations

@@ -72,6 +72,10 @@ def test_boosts_by_hand() -> None:
         ("successors", np.array([1, 2, 10, 0], np.int32)),
         ("counts", np.array([1], np.int32)),
         ("totals", np.array([1], np.int32)),
+        ("totals", np.array([6, *[1] * 9], np.int32)),
+        ("counts", np.array([3, 2, 2, 0], np.int32)),
+        ("offsets", np.array([0, 3, *[4] * 9], np.float64)),
+        ("successors", np.array([[1, 2, 3, 0]], np.int32)),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,3 +139,27 @@ def test_cold_items_are_kept_and_older_folders_have_none(tmp_path: Path) -> None
     # What was trained without content stays valid, what was trained with it is told apart.
     assert with_cold.checksum(with_cold=False) == plain.checksum()
     assert with_cold.checksum() != plain.checksum()
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("items", [3, 1], "stands twice, or is a neighbour"),
+        ("items", [1, 9], "not one of 0 to 8"),
+        ("items", [-1, 3], "not one of 0 to 8"),
+        ("neighbours", [[0, 1], [2, 0]], "is a neighbour of another"),
+        ("neighbours", [[0.5, 2.0], [2.0, 0.0]], "are integers"),
+        ("weights", [[np.nan, 0.5], [1.0, 0.0]], "not a number from 0 on"),
+    ],
+)
+def test_what_a_file_says_of_cold_items_is_checked(part: str, value: Any, message: str) -> None:
+    whole: dict[str, Any] = {
+        "items": np.array([1, 3], np.int32),
+        "neighbours": np.array([[0, 2], [2, 1]], np.int32),  # the last does not count
+        "weights": np.array([[0.5, 0.5], [1.0, 0.0]], np.float32),
+    }
+    ColdItems(**whole).check_items(9)
+    changed = np.array(value)
+    kind = np.int32 if changed.dtype.kind == "i" else np.float32
+    with pytest.raises(InputError, match=message):
+        ColdItems(**whole | {part: changed.astype(kind)}).check_items(9)

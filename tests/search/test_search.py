@@ -490,6 +490,26 @@ def test_boosts_by_hand(method: str) -> None:
     assert index.search(phi, 0, method=method, boosts=boosts).ids.shape == (0,)
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_arrays_may_lie_anywhere_in_memory(offset: int, order: str) -> None:
+    """Views into a file's bytes are not aligned, and some machines write the other way round."""
+
+    def placed(values: list[float], kind: str) -> NDArray[Any]:
+        whole = np.array(values, order + kind)
+        return np.frombuffer(b"." * offset + whole.tobytes(), whole.dtype, offset=offset)
+
+    codes = np.arange(5, dtype=np.uint8)[:, None]
+    index = Index.build(codes, np.arange(1, 6, dtype=np.float32)[None, :, None])
+    phi = np.ones(1, np.float32)
+    for kind in ("i8", "i4", "u8"):
+        ids = placed([4, 2], kind)
+        assert index.search(phi, 2, exclude=ids).ids.tolist() == [3, 1]
+        assert index.search(phi[None], 2, exclude=[ids]).ids.tolist() == [[3, 1]]
+        boosts = (ids, placed([-9.0, 9.0], "f4"))
+        assert index.search(phi, 2, boosts=boosts).ids.tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("layout", ["full", "compact"])
 @pytest.mark.parametrize("method", METHODS)
 def test_boosts_of_a_batch_are_those_of_its_queries(

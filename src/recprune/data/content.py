@@ -140,7 +140,7 @@ def _read_arrays(path: Path) -> tuple[pl.Series, Float32Array]:
             ids, vectors = arrays["ids"], arrays["vectors"]
     except KeyError as error:
         raise InputError(f"{path}: {error.args[0]}; expected ids and vectors") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iuU":
         raise InputError(f"{path}: ids is {ids.dtype}{list(ids.shape)}, expected integers or text")

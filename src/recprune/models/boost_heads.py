@@ -45,7 +45,9 @@ class BoostHeads:
                 self.repeats = RepeatBoosts(
                     weights["repeats.weight"], weights["repeats.bias"], settings.repeats
                 )
-            if settings.transitions and successors is not None:
+            if settings.transitions:
+                if successors is None:
+                    raise StorageError("a transition head without its table of successors")
                 self.transitions = TransitionBoosts(
                     weights["transitions.weight"],
                     weights["transitions.bias"],

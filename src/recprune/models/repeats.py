@@ -114,7 +114,7 @@ class RepeatBoosts:
 
     def __init__(self, weight: Float32Array, bias: Float32Array, looks_back: int) -> None:
         """Take the linear map, [buckets, d] and [buckets], and how many events it looks back."""
-        if len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
+        if weight.ndim != 2 or len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
             raise StorageError("the repeat head of the recommender is of another version")
         self._weight = weight
         self._bias = bias

@@ -302,7 +302,7 @@ PRESETS = {
     # Not the paper's: eSASRec and its loss, and the same with an encoder that reads times.
     "esasrec": Settings(ModelSettings("esasrec"), _CORRECTED_SOFTMAX),
     "timed": Settings(ModelSettings("timed"), _CORRECTED_SOFTMAX),
-    # What validated best on logs where people repeat themselves: docs/models.md.
+    # For logs in which people repeat themselves, or one item leads to the next: docs/models.md.
     "recommended": Settings(
         ModelSettings(
             "timed",

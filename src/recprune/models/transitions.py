@@ -53,20 +53,29 @@ class SuccessorTable:
         """Return the table that `to_arrays` took apart."""
         names = ("offsets", "successors", "counts", "totals")
         table = cls(*(arrays[f"{prefix}_{name}"] for name in names))
-        entries = len(table.successors)
-        whole = (
-            table.offsets.shape == (num_items + 1,)
-            and table.totals.shape == (num_items,)
-            and table.counts.shape == (entries,)
-            and table.offsets[0] == 0
-            and table.offsets[-1] == entries
-            and bool((np.diff(table.offsets) >= 0).all())
-        )
-        if not whole or not (
-            entries == 0 or (0 <= table.successors.min() and table.successors.max() < num_items)
-        ):
+        if not table._is_whole(num_items):
             raise StorageError("the table of successors does not fit the items")
         return table
+
+    def _is_whole(self, num_items: int) -> bool:
+        """Whether everything can be looked up: a file may say anything."""
+        parts = (self.offsets, self.successors, self.counts, self.totals)
+        entries = self.successors.size
+        shapes = ((num_items + 1,), (entries,), (entries,), (num_items,))
+        if any(part.dtype.kind != "i" for part in parts):
+            return False
+        if tuple(part.shape for part in parts) != shapes:
+            return False
+        lengths = np.diff(self.offsets)
+        if self.offsets[0] != 0 or self.offsets[-1] != entries or (lengths < 0).any():
+            return False
+        counted = np.bincount(np.repeat(np.arange(num_items), lengths), self.counts, num_items)
+        return bool(
+            (lengths <= SUCCESSORS).all()
+            and ((self.successors >= 0) & (self.successors < num_items)).all()
+            and (self.counts >= 1).all()
+            and (counted <= self.totals).all()
+        )
 
 
 def count_transitions(prepared: Prepared) -> SuccessorTable:
@@ -98,7 +107,7 @@ class TransitionBoosts:
         self, weight: Float32Array, bias: Float32Array, looks_back: int, table: SuccessorTable
     ) -> None:
         """Take the linear map, [buckets, d] and [buckets], and how many last items it looks at."""
-        if len(weight) != looks_back * BUCKETS or bias.shape != (looks_back * BUCKETS,):
+        if weight.ndim != 2 or bias.shape != (looks_back * BUCKETS,) or len(weight) != len(bias):
             raise StorageError("the transition head of the recommender is of another version")
         self._weight = weight
         self._bias = bias

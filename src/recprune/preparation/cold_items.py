@@ -37,17 +37,27 @@ class ColdItems:
     weights: Float32Array  # [cold, k]: their shares, 1 in all; 0 where there are fewer than k
 
     def __post_init__(self) -> None:
-        if (
-            not self.neighbours.shape
-            == self.weights.shape
-            == (len(self.items), self.num_neighbours)
-        ):
+        shape = (self.items.size, self.neighbours.shape[-1] if self.neighbours.ndim else 0)
+        if not (self.neighbours.shape == self.weights.shape == shape and self.items.ndim == 1):
             raise InputError("every cold item has as many neighbours as weights")
         for array in (self.items, self.neighbours, self.weights):
             frozen(array)
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def check_items(self, num_items: int) -> None:
+        """Refuse what cannot be looked up in a catalogue of so many items."""
+        ids = (self.items, self.neighbours)
+        if any(array.dtype.kind != "i" for array in ids) or self.weights.dtype.kind != "f":
+            raise InputError("cold items and neighbours are integers, weights are floats")
+        if any(((array < 0) | (array >= num_items)).any() for array in ids):
+            raise InputError(f"a cold item or a neighbour is not one of 0 to {num_items - 1}")
+        if not np.isfinite(self.weights).all() or (self.weights < 0).any():
+            raise InputError("a weight of a neighbour is not a number from 0 on")
+        used = self.neighbours[self.weights > 0]
+        if (np.diff(self.items) <= 0).any() or np.isin(used, self.items).any():
+            raise InputError("a cold item stands twice, or is a neighbour of another")
 
     @property
     def num_neighbours(self) -> int:

@@ -176,8 +176,10 @@ class Prepared:
                 item_ids,
                 settings["preparation"],
                 arrays.get("times"),
-                _cold_items(arrays),
+                _cold_items(arrays, len(arrays["codes"])),
             )
+        except InputError as error:
+            raise StorageError(f"{folder}: {error}") from None
         except KeyError as error:
             raise StorageError(f"{folder}: the prepared log has no {error.args[0]}") from None
 
@@ -186,10 +188,12 @@ _TARGET_PARTS = ("users", "items", "starts", "ends")
 _COLD_ARRAYS = {f"cold_{part}": part for part in ("items", "neighbours", "weights")}
 
 
-def _cold_items(arrays: Mapping[str, NDArray[Any]]) -> ColdItems | None:
+def _cold_items(arrays: Mapping[str, NDArray[Any]], num_items: int) -> ColdItems | None:
     if not arrays.keys() & _COLD_ARRAYS.keys():
         return None
-    return ColdItems(*(arrays[name] for name in _COLD_ARRAYS))
+    cold = ColdItems(*(arrays[name] for name in _COLD_ARRAYS))
+    cold.check_items(num_items)
+    return cold
 
 
 def prepare(

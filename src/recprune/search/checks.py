@@ -142,6 +142,7 @@ def checked_exclude(
         if checked is None:
             rows = _excluded_rows(exclude, num_queries, single, num_items)
             checked = _make_exclusions(rows, num_queries, False, num_items)
+            _refuse_unread(checked, "exclude")
     except ValueError as error:
         raise InputError(str(error)) from None
     return checked
@@ -173,10 +174,17 @@ def _excluded_rows(
     return kept
 
 
+def _refuse_unread(checked: object, name: str) -> None:
+    """Refuse what the core still cannot read: to leave it out would be another question."""
+    if checked is None:
+        raise InputError(f"{name} holds arrays that cannot be read")
+
+
 def _as_int64(ids: NDArray[Any], name: str, expected: str) -> Int64Array:
     if ids.dtype == np.uint64 and ids.max(initial=0) >= 2**63:
         raise InputError(f"{name} holds {ids.max()}, {expected}")
-    return np.ascontiguousarray(ids, np.int64)
+    # Aligned too: a view into a file's bytes may not be.
+    return np.require(ids, np.int64, ["C", "A"])
 
 
 def checked_boosts(
@@ -190,6 +198,7 @@ def checked_boosts(
         if checked is None:
             pairs = _boosted_rows(boosts, num_queries, single, num_items)
             checked = _make_boosts(pairs, num_queries, False, num_items)
+            _refuse_unread(checked, "boosts")
     except ValueError as error:
         raise InputError(str(error)) from None
     return checked
@@ -231,7 +240,7 @@ def _checked_pair(row: Any, number: int, num_items: int) -> tuple[Int64Array, Fl
         with np.errstate(over="ignore"):  # infinity is refused like any other
             values = values.astype(np.float32)
     ids = _as_int64(items, f"boosts[{number}]", f"expected 0 to {num_items - 1}")
-    return ids, np.ascontiguousarray(values)
+    return ids, np.require(values, np.float32, ["C", "A"])
 
 
 def checked_allow(allow: Any, num_queries: int, num_items: int) -> NDArray[np.uint64] | None:

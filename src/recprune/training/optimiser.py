@@ -70,7 +70,10 @@ class Optimiser(torch.optim.Adam):
             return
         table = self._table
         gradient = table.grad if table.grad is not None else torch.zeros_like(table)
-        rows = torch.arange(len(table), device=table.device) if touched is None else touched
+        # Some stand there many times: then all rows are fewer.
+        if touched is None or len(touched) >= len(table):
+            touched = torch.arange(len(table), device=table.device)
+        rows = touched
         gradients = gradient[rows]
         if self._clip_norm:
             gradients = gradients * self._clip(rows, gradients)
