@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.quality_plan import LOGS, Log
+from recprune.evaluation.metrics import RelevantRanks, ndcg, recall
 
 _RECORDS = Path("docs/records/quality")
 _DOCUMENT = Path("docs/models.md")
@@ -236,15 +237,16 @@ def _training_figures(folder: Path) -> dict[str, Any]:
 
 
 def _ndcg(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = np.where(ranks < 10, 1.0 / np.log2(ranks + 2.0), 0.0)
-    return values
+    """Return NDCG@10 of every user, from how many items stand above each target."""
+    return ndcg(RelevantRanks.of_targets(ranks + 1), 10)
 
 
 def _figures(ranks: NDArray[np.int64]) -> dict[str, Any]:
+    relevant = RelevantRanks.of_targets(ranks + 1)
     return {
-        "NDCG@10": _interval(_ndcg(ranks)),
-        "Recall@10": _interval((ranks < 10).astype(np.float64)),
-        "Recall@100": _interval((ranks < 100).astype(np.float64)),
+        "NDCG@10": _interval(ndcg(relevant, 10)),
+        "Recall@10": _interval(recall(relevant, 10)),
+        "Recall@100": _interval(recall(relevant, 100)),
     }
 
 

@@ -43,8 +43,7 @@ def _baselines(records: dict[str, _Figures]) -> list[str]:
     """The model that validated best on every log, and the best way of counting."""
     rows = []
     for name, figures in records.items():
-        models = figures["models"]
-        best = max(models, key=lambda model: float(models[model]["validation_ndcg"]))
+        best = _best(figures)
         counting = figures["best_baseline"]
         quality = figures["quality"]
         rows.append(
@@ -64,8 +63,7 @@ def _groups(records: dict[str, _Figures]) -> list[str]:
     """The same model on targets that repeat, that are new to the user, and that are cold."""
     rows = []
     for name, figures in records.items():
-        models = figures["models"]
-        best = max(models, key=lambda model: float(models[model]["validation_ndcg"]))
+        best = _best(figures)
         for who in (best, figures["best_baseline"]):
             quality = figures["quality"][who]
             cells = []
@@ -100,6 +98,12 @@ def _training(records: dict[str, _Figures]) -> list[str]:
     header = ["", "validation NDCG@10", "best epoch", "seconds", "items sharing a code",
               "unused sub-items", "quantisation error"]  # fmt: skip
     return _table(header, rows)
+
+
+def _best(figures: _Figures) -> str:
+    """Return the model that validation users liked best."""
+    models = figures["models"]
+    return str(max(models, key=lambda model: float(models[model]["validation_ndcg"])))
 
 
 def _interval(values: list[float], *, signed: bool = False) -> str:

@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    settings, space = _settings(parsed), _space(parsed, _settings(parsed))
+    settings = _settings(parsed)
+    space = _space(parsed, settings)
     if parsed.list_space:
         print(json.dumps(space, indent=2))  # noqa: T201
         return

@@ -157,8 +157,11 @@ def model_boosts(
     timelines: Sequence[Timeline | None] | None = None,
 ) -> list[Boosts] | None:
     """Return what the heads of a model add to the scores of some items; None without any."""
-    heads = {name: value for name, value in model.state_dict().items() if "embedding." not in name}
-    arrays = {name: value.cpu().numpy() for name, value in heads.items()}
+    arrays = {
+        name: value.detach().cpu().numpy()
+        for name, value in model.named_parameters()
+        if name.startswith(("repeats.", "transitions."))
+    }
     boosts = BoostHeads(arrays, settings, model.successors)
     return boosts(sequence_embeddings.cpu().numpy(), histories, timelines).total()
 

@@ -11,12 +11,13 @@ learn to trust what it will never see again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.data.counting import counted_transitions
 from recprune.preparation.prepared import Prepared
 from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, frozen
 
@@ -43,16 +44,14 @@ class SuccessorTable:
 
     def to_arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the parts by name."""
-        names = ("offsets", "successors", "counts", "totals")
-        return {f"{prefix}_{name}": getattr(self, name) for name in names}
+        return {f"{prefix}_{part.name}": getattr(self, part.name) for part in fields(self)}
 
     @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], prefix: str, num_items: int
     ) -> SuccessorTable:
         """Return the table that `to_arrays` took apart."""
-        names = ("offsets", "successors", "counts", "totals")
-        table = cls(*(arrays[f"{prefix}_{name}"] for name in names))
+        table = cls(*(arrays[f"{prefix}_{part.name}"] for part in fields(cls)))
         if not table._is_whole(num_items):
             raise StorageError("the table of successors does not fit the items")
         return table
@@ -81,23 +80,15 @@ class SuccessorTable:
 def count_transitions(prepared: Prepared) -> SuccessorTable:
     """Count what followed what in training."""
     num_items = prepared.num_items
-    rows = np.arange(len(prepared.items))
-    follows = rows < np.repeat(prepared.train_ends, np.diff(prepared.offsets))
+    follows = prepared.in_training()
     starts = prepared.offsets[:-1]
     follows[starts[starts < len(follows)]] = False  # the first of a history does not
-    after = np.flatnonzero(follows)
-    sources, successors = prepared.items[after - 1], prepared.items[after]
-    keys = np.sort(sources * np.int64(num_items) + successors)
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    counts = np.diff(first, append=len(keys)).astype(np.int32)
-    sources, successors = (part.astype(np.int32) for part in np.divmod(keys[first], num_items))
-    order = np.lexsort((-counts, sources))  # stable: of equals, the lower id
-    sources, successors, counts = sources[order], successors[order], counts[order]
+    sources, successors, counts = counted_transitions(prepared.items, follows, num_items)
     totals = np.bincount(sources, counts, num_items).astype(np.int32)
     begins = np.searchsorted(sources, np.arange(num_items + 1))
     kept = np.arange(len(sources)) - begins[sources] < SUCCESSORS
     offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(begins), SUCCESSORS))])
-    return SuccessorTable(offsets, successors[kept], counts[kept], totals)
+    return SuccessorTable(offsets, successors[kept], counts[kept].astype(np.int32), totals)
 
 
 class TransitionBoosts:

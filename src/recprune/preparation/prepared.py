@@ -90,23 +90,23 @@ class Prepared:
         """Whether all test targets lie after all of training; not known where times are not."""
         if self.times is None or not len(self.test):
             return False
-        last = self.times[self._in_training()].max(initial=-1)
+        last = self.times[self.in_training()].max(initial=-1)
         return bool(self.times[self.test.ends].min() > last)
 
     def training_counts(self) -> Int64Array:
         """Return how many training interactions every item has."""
-        return np.bincount(self.items[self._in_training()], minlength=self.num_items)
+        return np.bincount(self.items[self.in_training()], minlength=self.num_items)
 
     def train_log(self) -> Interactions:
         """Return what a model may learn from as a log; times that are not kept are all zero."""
         from recprune.data.interactions import Interactions
 
         offsets = np.concatenate([[0], np.cumsum(self.train_ends - self.offsets[:-1])])
-        rows = self._in_training()
+        rows = self.in_training()
         times = np.zeros(offsets[-1], np.int64) if self.times is None else self.times[rows]
         return Interactions(offsets, self.items[rows], times, self.user_ids, self.item_ids)
 
-    def _in_training(self) -> NDArray[np.bool_]:
+    def in_training(self) -> NDArray[np.bool_]:
         """Return which interactions a model may learn from."""
         ends = np.repeat(self.train_ends, np.diff(self.offsets))
         return np.arange(len(self.items)) < ends

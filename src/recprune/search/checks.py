@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ _FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
 _make_exclusions = _native.BatchExclusions.make  # looked up once: each of these is felt
 _make_boosts = _native.BatchBoosts.make
+_Made = TypeVar("_Made")
 
 
 def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Array]:
@@ -135,17 +136,7 @@ def checked_exclude(
     """Return the excluded ids of every query."""
     if exclude is None:
         return None
-    try:
-        # Two hundred ids are to cost a few microseconds: arrays of the usual types go straight to
-        # the core, which looks at each id.
-        checked = _make_exclusions(exclude, num_queries, single, num_items)
-        if checked is None:
-            rows = _excluded_rows(exclude, num_queries, single, num_items)
-            checked = _make_exclusions(rows, num_queries, False, num_items)
-            _refuse_unread(checked, "exclude")
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    return checked
+    return _made(_make_exclusions, _excluded_rows, exclude, num_queries, single, num_items)
 
 
 def _excluded_rows(
@@ -174,10 +165,29 @@ def _excluded_rows(
     return kept
 
 
-def _refuse_unread(checked: object, name: str) -> None:
-    """Refuse what the core still cannot read: to leave it out would be another question."""
-    if checked is None:
-        raise InputError(f"{name} holds arrays that cannot be read")
+def _made(
+    make: Callable[[Any, int, bool, int], _Made | None],
+    rows_of: Callable[[Any, int, bool, int], list[Any]],
+    given: Any,
+    num_queries: int,
+    single: bool,
+    num_items: int,
+) -> _Made:
+    """Return what the core makes of ids: of arrays of the usual types at once, else of rows.
+
+    Two hundred ids are to cost a few microseconds, so it is the core that looks at each of them.
+    """
+    try:
+        made = make(given, num_queries, single, num_items)
+        if made is None:
+            made = make(
+                rows_of(given, num_queries, single, num_items), num_queries, False, num_items
+            )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if made is None:  # to leave it out would be another question
+        raise InputError("an array of item ids or boosts cannot be read")
+    return made
 
 
 def _as_int64(ids: NDArray[Any], name: str, expected: str) -> Int64Array:
@@ -193,15 +203,7 @@ def checked_boosts(
     """Return the boosts of every query."""
     if boosts is None:
         return None
-    try:
-        checked = _make_boosts(boosts, num_queries, single, num_items)  # as in checked_exclude
-        if checked is None:
-            pairs = _boosted_rows(boosts, num_queries, single, num_items)
-            checked = _make_boosts(pairs, num_queries, False, num_items)
-            _refuse_unread(checked, "boosts")
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    return checked
+    return _made(_make_boosts, _boosted_rows, boosts, num_queries, single, num_items)
 
 
 def _boosted_rows(

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from recprune.data.counting import counted_keys
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import check_question
-from recprune.evaluation.baselines.markov_chain import counted_keys
 from recprune.evaluation.baselines.popularity import Popularity, fill_up
 from recprune.evaluation.baselines.recent_items import most_recent_first
 from recprune.types import Float64Array, InputError, Int32Array, Int64Array, needs_extra
