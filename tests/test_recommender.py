@@ -31,7 +31,7 @@ from recprune import (
     temporal_holdout,
 )
 from recprune.data.identifiers import ExternalId
-from recprune.models.architectures import SequenceModel, build_model
+from recprune.models.architectures import SequenceModel
 from recprune.models.boost_heads import BoostHeads, add_boosts
 from recprune.models.ranking import encode_histories
 from recprune.models.settings import ModelSettings, Settings
@@ -42,10 +42,9 @@ from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.search import reference
 from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
-from recprune.training.checkpoint import MODEL, load_model, save_model
+from recprune.training.checkpoint import MODEL, load_model
 from recprune.training.loop import train
 from recprune.types import Float32Array, Timeline
-from tests.preparation.test_prepared import prepared_of
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
@@ -692,153 +691,6 @@ def test_bad_arguments_are_named_even_where_popularity_answers(
         sasrec.recommender.recommend([[]], **arguments)
 
 
-# From a log --------------------------------------------------------------------------------------
-
-QUICK = SMALL | {"width": 16, "max_epochs": 1}
-
-
-def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:
-    log = walks(40, 60, "strings", seed=1)
-    recommender = Recommender.fit(
-        log, num_splits=4, num_sub_items=8, device="cpu", out=tmp_path / "kept", **QUICK
-    )
-    found = recommender.recommend([["a", "b", "zzz"]], 5)
-    assert len(set(found.items[0])) == 5
-    assert not {"a", "b"} & set(found.items[0])
-    assert found.unknown == [["zzz"]]
-    assert set(found.items[0]) <= set(log.item_ids.take(range(log.num_items)))
-    assert "60 items" in repr(recommender)
-    assert recommender.settings["model"]["width"] == 16
-    assert recommender.settings["training"]["max_epochs"] == 1
-    # What was kept is the training of this very recommender.
-    lines = (tmp_path / "kept" / "epochs.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1]
-    holdout = temporal_holdout(log)
-    prepared = prepare(holdout, assign_svd(holdout.train, num_splits=4, num_sub_items=8), {})
-    again = Recommender.from_training(prepared, tmp_path / "kept")
-    assert again.recommend([["a", "b", "zzz"]], 5).items == found.items
-    # It is not written over.
-    with pytest.raises(InputError, match="kept: holds a training already"):
-        Recommender.fit(
-            log, num_splits=4, num_sub_items=8, device="cpu", out=tmp_path / "kept", **QUICK
-        )
-
-
-def test_all_of_a_log_can_be_fitted(tmp_path: Path) -> None:
-    log = walks(40, 60, "integers", seed=1)
-    sizes: dict[str, Any] = {"num_splits": 4, "num_sub_items": 8, "device": "cpu"}
-    quick = {name: value for name, value in QUICK.items() if name != "max_epochs"}
-    with pytest.raises(InputError, match="train_fraction is 1.0, .* give max_epochs, or epochs_of"):
-        Recommender.fit(log, train_fraction=1.0, **sizes, **quick)
-    earlier = tmp_path / "earlier"
-    Recommender.fit(log, out=earlier, **sizes, **quick, max_epochs=4)
-    epochs = [json.loads(line) for line in (earlier / "epochs.jsonl").read_text().splitlines()]
-    best = [entry["epoch"] for entry in epochs if entry["best"]][-1]
-    for given in ({"max_epochs": best}, {"epochs_of": earlier}):
-        out = tmp_path / "-".join(given)
-        whole = Recommender.fit(log, train_fraction=1.0, out=out, **sizes, **quick, **given)
-        assert whole.popularity.sum() == log.num_interactions
-        assert whole.settings["preparation"]["holdout"] == "none"
-        assert len((out / "epochs.jsonl").read_text().splitlines()) == best
-    with pytest.raises(InputError, match="epochs_of says how long to train, and so does"):
-        Recommender.fit(log, epochs_of=earlier, **sizes, **QUICK)
-    # A training without validation users knows of no best epoch.
-    with pytest.raises(InputError, match="no epoch found anything for validation users"):
-        Recommender.fit(
-            log, train_fraction=1.0, epochs_of=tmp_path / "max_epochs", **sizes, **quick
-        )
-
-
-def test_learnt_codes_have_the_sizes_that_a_fit_is_given() -> None:
-    recommender = Recommender.fit(
-        walks(60, 90, "strings"),
-        num_splits=4,
-        num_sub_items=16,
-        device="cpu",
-        **SMALL | {"codes": "learnt", "full_epochs": 1},
-    )
-    assert (recommender.index.num_splits, recommender.index.num_sub_items) == (4, 16)
-
-
-def test_a_small_log_can_be_fitted_without_choosing_sizes() -> None:
-    log = walks(20, 30, "integers", seed=2)
-    recommender = Recommender.fit(log, device="cpu", **QUICK)
-    first = log.item_ids[0]
-    found = recommender.recommend([[first]], 100)
-    assert sorted(found.items[0]) == sorted(log.item_ids.take(range(1, 30)))
-
-
-def test_a_fit_of_another_preset_has_its_settings() -> None:
-    log = walks(20, 30, "integers", seed=2)
-    recommender = Recommender.fit(
-        log, "gbert4rec", num_splits=2, num_sub_items=8, device="cpu", **QUICK
-    )
-    assert recommender.settings["model"]["architecture"] == "bert4rec"
-    assert len(recommender.recommend([[log.item_ids[3]]], 4).items[0]) == 4
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"widht": 16}, "unknown setting 'widht': did you mean 'width'?"),
-        ({"learning_rat": 0.1}, "did you mean 'learning_rate'?"),
-        ({"preset": "gsasrek"}, "unknown preset 'gsasrek': did you mean 'gsasrec'?"),
-        ({"width": 0}, "width is 0"),
-        ({"train_fraction": 2.0}, "train_fraction is 2.0"),
-        ({"num_splits": 0}, "num_splits is 0"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_written(
-    tmp_path: Path, values: dict[str, Any], message: str
-) -> None:
-    log = walks(20, 30, "integers", seed=2)
-    with pytest.raises(InputError) as refused:
-        Recommender.fit(log, device="cpu", out=tmp_path / "out", **values)
-    assert message in str(refused.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_training_on_another_codebook_makes_no_recommender(
-    trainings: dict[str, Trained],
-) -> None:
-    with pytest.raises(InputError, match="trained on another prepared log"):
-        Recommender.from_training(trainings["sasrec"].prepared, trainings["bert4rec"].folder)
-    with pytest.raises(StorageError, match=f"{MODEL}: no such file"):
-        Recommender.from_training(trainings["sasrec"].prepared, trainings["sasrec"].saved)
-
-
-def full_table(num_items: int, folder: Path) -> Prepared:
-    """An untrained model with a vector for every item of a large catalogue."""
-    values = {"embedding": "full", "width": 2, "length": 3, "num_blocks": 1}
-    settings = Settings().with_values(values)
-    codes = np.zeros((num_items, 1), np.uint8)
-    prepared = prepared_of([[1, 2, 3, 4]], codes, 2)
-    folder.mkdir()
-    torch.manual_seed(0)
-    save_model(folder, settings, build_model(settings.model, codes, 2), prepared.checksum(), 0.0)
-    return prepared
-
-
-def test_a_full_table_of_too_many_items_is_refused_with_the_reason(tmp_path: Path) -> None:
-    prepared = full_table(65_537, tmp_path / "large")
-    with pytest.raises(InputError, match=r"65,537 items.*up to 65,536.*recjpq"):
-        Recommender.from_training(prepared, tmp_path / "large")
-
-
-def test_a_full_table_may_have_as_many_items_as_there_are_codes(tmp_path: Path) -> None:
-    prepared = full_table(65_536, tmp_path / "large")
-    recommender = Recommender.from_training(prepared, tmp_path / "large")
-    found = recommender.recommend([[65_535, 3]], 3, exclude_seen=False)
-    model, _ = load_model(tmp_path / "large", prepared)
-    with torch.inference_mode():
-        vectors = model.embedding.vectors(torch.arange(65_536))
-        scores = vectors.numpy() @ model.encode_last(vectors[[65_535, 3]][None])[0].numpy()
-    assert np.allclose(found.scores[0], np.sort(scores)[::-1][:3])
-    recommender.save(tmp_path / "saved")
-    loaded = Recommender.load(tmp_path / "saved", encoder="torch")
-    assert_same_answers(loaded.recommend([[65_535, 3]], 3, exclude_seen=False), found)
-
-
 # On disk -----------------------------------------------------------------------------------------
 
 
@@ -1052,6 +904,15 @@ def test_nobody_can_change_a_recommender(sasrec: Trained) -> None:
 
 
 # What it was trained on --------------------------------------------------------------------------
+
+
+def test_a_training_on_another_codebook_makes_no_recommender(
+    trainings: dict[str, Trained],
+) -> None:
+    with pytest.raises(InputError, match="trained on another prepared log"):
+        Recommender.from_training(trainings["sasrec"].prepared, trainings["bert4rec"].folder)
+    with pytest.raises(StorageError, match=f"{MODEL}: no such file"):
+        Recommender.from_training(trainings["sasrec"].prepared, trainings["sasrec"].saved)
 
 
 def holdouts() -> dict[str, Holdout]:
