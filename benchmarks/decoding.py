@@ -4,25 +4,31 @@ Both get the sequence embedding of a user and return the ten items of the highes
 their sub-item scores. Ours is `Index.search`, compiled; the beam (`graph_decoding`) is written in
 NumPy, so that beside times, which take turns in one run, stands how many items were scored, and how
 many a filter of the exact search looked at before. Beams with fewer neighbours use the nearest of
-the same graph.
+the same graph. The graph of a large catalogue takes longer than all the rest, and can be kept.
 
     python -m benchmarks.decoding --prepared PREPARED --model MODEL    # a trained model's
     python -m benchmarks.decoding --workload FOLDER                    # codes.npy, …
     python -m benchmarks.decoding --workload FOLDER --items 100000     # a random part of it
+    python -m benchmarks.decoding --workload FOLDER --graph FILE.npy --threads 16
+
+A workload needs NumPy, threadpoolctl and the compiled module alone. `decoding_table` puts records
+into docs/models.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.graph_decoding import GraphDecoder, ItemGraph, item_graph
+from benchmarks.decoding_table import table
+from benchmarks.graph_decoding import GraphDecoder, ItemGraph, item_graph, load_graph
 from benchmarks.measure import model_of, write_result
 from recprune import Index
-from recprune.commands.console import output, print_table, showing_progress
-from recprune.experiments.framework.machine import machine
 from recprune.experiments.framework.timing import (
     Answer,
     Search,
@@ -31,11 +37,10 @@ from recprune.experiments.framework.timing import (
     interleaved,
     recall,
 )
-from recprune.experiments.framework.workload import Workload
-from recprune.preparation.prepared import Prepared
-from recprune.types import CodeArray, Float32Array, Json
+from recprune.types import CodeArray, Float32Array, Json, Progress
 
 _EXACT = "exact"
+_SECONDS_BETWEEN_LINES = 10.0  # of progress
 
 
 def main() -> None:
@@ -43,52 +48,66 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="with --model: a prepared log")
     parser.add_argument("--model", type=Path, help="trained on it, with embedding=recjpq")
     parser.add_argument("--workload", type=Path, help="or a folder with a trained model's arrays")
+    parser.add_argument("--title", default="", help="of the catalogue, for the table")
     parser.add_argument("--items", type=int, default=0, help="of those, at random; default: all")
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--beams", type=int, nargs="+", default=[10, 50, 100, 500])
     parser.add_argument("--neighbours", type=int, nargs="+", default=[50, 100, 500])
     parser.add_argument("--rounds", type=int, default=10, help="at most; a walk may end before")
+    parser.add_argument("--graph", type=Path, help="read it if it is there, else keep it there")
     parser.add_argument("--threads", type=int, default=1, help="that make the graph")
     parser.add_argument("--out", type=Path, default=Path("out/bench-decoding.json"))
     parsed = parser.parse_args()
     codes, embeddings, queries = _model(parsed)
-    with showing_progress("decoding") as progress:
-        graph = item_graph(
-            codes, embeddings, max(parsed.neighbours), threads=parsed.threads, progress=progress
-        )
-        index = Index.build(codes, embeddings, threads=parsed.threads)
-        decoders = _decoders(codes, embeddings, graph, parsed)
-        scored: dict[str, list[int]] = {name: [] for name in decoders}
-        searches = {_EXACT: index_search(index, "auto")}
-        searches |= {name: _walk(decoders[name], scored[name]) for name in decoders}
-        timed = interleaved(searches, queries, parsed.k, seed=0, progress=progress)
+    progress = _showing(time.monotonic())
+    graph = _graph(codes, embeddings, parsed, progress)
+    index = Index.build(codes, embeddings, threads=parsed.threads)
+    decoders = _decoders(codes, embeddings, graph, parsed)
+    scored: dict[str, list[int]] = {name: [] for name in decoders}
+    searches = {_EXACT: index_search(index, "auto")}
+    searches |= {name: _walk(decoders[name], scored[name]) for name in decoders}
+    timed = interleaved(searches, queries, parsed.k, seed=0, progress=progress)
     figures = {name: _figures(timed[name], timed[_EXACT]) for name in timed}
     for name, counts in scored.items():
+        beam, _, count = name.partition(" ")
+        figures[name] |= {"beam": int(beam), "neighbours": int(count)}
         figures[name]["items_scored"] = figures[name]["items_touched"] = float(np.median(counts))
-    print_table(
-        f"{len(codes):,} items, {codes.shape[1]} splits, K = {parsed.k}, {len(queries)} queries",
-        ("beam", "neighbours", "p50 µs", "× exact", "scored", "looked at", "best found"),
-        [_row(name, entry) for name, entry in figures.items()],
-    )
-    megabytes = graph.neighbours.nbytes / 1e6
-    output.print(
-        f"graph: {graph.neighbours.shape[1]} neighbours, {graph.seconds:,.1f} s on "
-        f"{parsed.threads} threads, {megabytes:,.1f} MB; codes: {codes.nbytes / 1e6:,.1f} MB"
-    )
-    output.print(machine()["cpu"])
-    settings = {"k": parsed.k, "rounds": parsed.rounds, "threads": parsed.threads}
-    made = {"seconds": graph.seconds, "megabytes": megabytes}
-    write_result(
-        parsed.out,
-        {**settings, "index": index.describe(), "graph": made, "decodings": figures},
-    )
+    record: Json = {
+        "title": parsed.title,
+        "k": parsed.k,
+        "rounds": parsed.rounds,
+        "index": index.describe(),
+        "codes_megabytes": codes.nbytes / 1e6,
+        "graph": _graph_figures(graph, parsed.threads),
+        "decodings": figures,
+    }
+    write_result(parsed.out, record)
+    record = json.loads(parsed.out.read_text(encoding="utf-8"))
+    print("\n".join(table([record], every=True)))
+
+
+def _showing(begun: float) -> Progress:
+    """Return what prints a line on standard error now and then: there may be no terminal."""
+    last = begun
+
+    def progress(step: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            print(f"{now - begun:.0f} s: {step}", file=sys.stderr, flush=True)
+
+    return progress
 
 
 def _model(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Float32Array]:
     """Return codes, sub-item and sequence embeddings."""
     if parsed.model is None:
         return _part(*model_of(parsed.workload, 1_000_000, parsed.queries), parsed.items)
+    from recprune.experiments.framework.workload import Workload
+    from recprune.preparation.prepared import Prepared
+
     prepared = Prepared.load(parsed.prepared)
     workload = Workload.from_training("log", "model", prepared, parsed.model, parsed.queries)
     arrays = (workload.codes, workload.sub_item_embeddings, workload.sequence_embeddings)
@@ -103,16 +122,37 @@ def _part(
     return codes, embeddings, queries
 
 
+def _graph(
+    codes: CodeArray, embeddings: Float32Array, parsed: argparse.Namespace, progress: Progress
+) -> ItemGraph:
+    count = max(parsed.neighbours)
+    if parsed.graph is not None and parsed.graph.exists():
+        return load_graph(parsed.graph, codes, embeddings, count)
+    graph = item_graph(codes, embeddings, count, threads=parsed.threads, progress=progress)
+    if parsed.graph is not None:
+        graph.save(parsed.graph)
+    return graph
+
+
+def _graph_figures(graph: ItemGraph, threads: int) -> Json:
+    return {
+        "neighbours": graph.neighbours.shape[1],
+        "megabytes": graph.neighbours.nbytes / 1e6,
+        "seconds": graph.seconds,
+        "threads": threads,
+    }
+
+
 def _decoders(
     codes: CodeArray, embeddings: Float32Array, graph: ItemGraph, parsed: argparse.Namespace
 ) -> dict[str, GraphDecoder]:
+    """Return a decoder for every beam and number of neighbours; beams share the neighbours."""
+    nearest = {
+        count: np.ascontiguousarray(graph.neighbours[:, :count]) for count in parsed.neighbours
+    }
     return {
         f"{beam} {count}": GraphDecoder(
-            codes,
-            embeddings,
-            np.ascontiguousarray(graph.neighbours[:, :count]),
-            beam=beam,
-            rounds=parsed.rounds,
+            codes, embeddings, nearest[count], beam=beam, rounds=parsed.rounds
         )
         for beam in parsed.beams
         for count in parsed.neighbours
@@ -133,19 +173,6 @@ def _walk(decoder: GraphDecoder, scored: list[int]) -> Search:
 def _figures(found: Timed, exact: Timed) -> Json:
     ratio = float(np.median(found.microseconds / exact.microseconds))
     return found.summary() | {"ratio": ratio, "recall": recall(found.ids, exact.ids)}
-
-
-def _row(name: str, entry: Json) -> tuple[str, ...]:
-    beam, _, count = name.partition(" ")
-    return (
-        beam,
-        count,
-        f"{entry['p50_us']:,.0f}",
-        f"{entry['ratio']:,.1f}",
-        f"{entry['items_scored']:,.0f}",
-        f"{entry['items_touched']:,.0f}",
-        f"{entry['recall']:.1%}",
-    )
 
 
 if __name__ == "__main__":

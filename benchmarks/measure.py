@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from recprune.experiments.framework.machine import machine
-from recprune.experiments.ours.scaling import random_model
 from recprune.types import CodeArray, Float32Array, Json
 
 
@@ -55,6 +54,8 @@ def model_of(
 ) -> tuple[CodeArray, Float32Array, Float32Array]:
     """Return codes, sub-item and sequence embeddings: a trained model's from a folder, or random."""
     if workload is None:
+        from recprune.experiments.ours.scaling import random_model
+
         return random_model(num_items, 8, queries, seed=0)
     names = ("codes", "sub_item_embeddings", "sequence_embeddings")
     codes, embeddings, users = (np.load(workload / f"{name}.npy") for name in names)

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from recprune import Interactions, SyntheticSettings, interactions_from_columns, synthetic_log
+from tests.support.small_models import MODELS
+
+if TYPE_CHECKING:
+    from tests.support.trainings import Trained
 
 # One profile everywhere: a failure seen by one machine is seen by all.
 settings.register_profile("recprune", deadline=None, derandomize=True, max_examples=60)
@@ -35,6 +40,24 @@ def small_log() -> Interactions:
         SyntheticSettings(400, 900, 12_000, seed=7, items_per_cluster=30, days=100)
     )
     return interactions_from_columns(drawn.users, drawn.items, drawn.times)
+
+
+@pytest.fixture(scope="session")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    """A model of every kind, trained once for all tests."""
+    from tests.support.trainings import train_models  # which needs torch, as few tests do
+
+    return train_models(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(params=MODELS)
+def trained(request: pytest.FixtureRequest, trainings: dict[str, Trained]) -> Trained:
+    return trainings[request.param]
+
+
+@pytest.fixture
+def sasrec(trainings: dict[str, Trained]) -> Trained:
+    return trainings["sasrec"]
 
 
 def log_of(*rows: tuple[int | str, int | str, int]) -> Interactions:

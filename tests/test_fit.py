@@ -10,22 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from recprune import (
-    InputError,
-    assign_svd,
-    temporal_holdout,
-)
+from recprune import InputError, assign_svd, temporal_holdout
 from recprune.models.architectures import build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import Recommender
 from recprune.training.checkpoint import load_model, save_model
 from tests.preparation.test_prepared import prepared_of
-from tests.test_recommender import (
-    SMALL,
-    assert_same_answers,
-    walks,
-)
+from tests.support.small_models import SMALL, walks
+from tests.support.trainings import assert_same_answers
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 

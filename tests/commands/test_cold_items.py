@@ -14,7 +14,7 @@ from recprune import read_content, read_interactions
 from recprune.cli import main
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
-from tests.commands.test_commands import SETTINGS, SIZES, run_shown
+from tests.support.shops import SETTINGS, SIZES, run_shown
 
 torch.set_num_threads(1)
 

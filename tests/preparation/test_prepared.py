@@ -26,6 +26,7 @@ from recprune import (
 from recprune.cli import main
 from recprune.preparation.prepared import KIND, Prepared, prepare
 from recprune.storage import load_folder, save_folder
+from tests.support.small_models import walks
 
 ARRAYS = ("offsets", "items", "train_ends", "codes")
 PARTS = ("users", "items", "starts", "ends")
@@ -154,6 +155,39 @@ def test_a_prepared_log_is_the_hold_out_that_it_came_from(protocol: str) -> None
             assert np.array_equal(prepared.history(targets, target), expected)
         assert np.array_equal(log.items[same.ends], same.items)
     assert prepared.is_temporal() == (protocol == "temporal")
+
+
+def holdouts() -> dict[str, Holdout]:
+    log = walks(40, 60, "strings", seed=4)
+    return {
+        "temporal": temporal_holdout(log, validation_users=15),
+        "short training": temporal_holdout(
+            log, train_fraction=0.1, validation_users=5, min_history=3
+        ),
+        "leave one out": leave_one_out(log, validation_users=0),
+    }
+
+
+@pytest.mark.parametrize("protocol", holdouts())
+def test_the_training_log_is_the_training_part_of_the_hold_out(
+    tmp_path: Path, protocol: str
+) -> None:
+    holdout = holdouts()[protocol]
+    codebook = assign_svd(holdout.train, num_splits=2, num_sub_items=4)
+    prepared = prepare(holdout, codebook, {})
+    prepared.save(tmp_path / "prepared")
+    for source in (prepared, Prepared.load(tmp_path / "prepared")):
+        log = source.train_log()
+        assert (log.num_users, log.num_items) == (holdout.log.num_users, holdout.log.num_items)
+        assert log.num_interactions == holdout.train.num_interactions
+        for user in range(log.num_users):
+            assert log.history(user).tolist() == holdout.train.history(user).tolist()
+        assert log.items.dtype == holdout.train.items.dtype
+        assert log.offsets.dtype == holdout.train.offsets.dtype
+        assert np.array_equal(log.times, holdout.train.times)
+        assert log.item_ids.take(range(60)) == holdout.log.item_ids.take(range(60))
+    if protocol == "short training":
+        assert len(holdout.dropped_users)
 
 
 def test_a_folder_of_the_version_without_times_is_read(tmp_path: Path) -> None:

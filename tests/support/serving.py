@@ -26,7 +26,7 @@ from recprune import Index, assign_random, prepare, temporal_holdout
 from recprune.models.architectures import build_model
 from recprune.models.settings import Settings
 from recprune.recommender import Recommender
-from tests.test_recommender import walks
+from tests.support.small_models import walks
 
 CLI = [sys.executable, "-m", "recprune.cli"]
 PATIENCE_S = 30.0  # far more than anything here takes; a test that waits so long has failed

@@ -1,0 +1,194 @@
+"""Models beside baselines, as typed: what `recprune evaluate` shows and writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recprune.cli import main
+from recprune.evaluation.evaluation import Evaluation
+from recprune.preparation.prepared import Prepared
+from recprune.recommender import Recommender
+from tests.preparation.test_prepared import cycle
+from tests.support.shops import SIZES, Shop, run_shown
+
+BASELINES = {"popularity", "recent items", "personal frequency"}  # there are more
+FITTED = ("popularity, last [0-9]* ?days?", "personal frequency, τ = [0-9]+")
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize("exclude_seen", [False, True])
+def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], exclude_seen: bool
+) -> None:
+    file = tmp_path / "figures.json"
+    options = ["--exclude-seen"] if exclude_seen else []
+    arguments = ["evaluate", shop.prepared, shop.model, "-k", "7", "--json", str(file), *options]
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    prepared = Prepared.load(shop.prepared)
+    num_users = len(prepared.test)
+    assert f"{num_users} test users, 60 items, full catalogue" in shown.out
+    for column in ("NDCG@7", "Recall@7", "Coverage@7", "Bias@7", "seconds"):
+        assert column in shown.out
+    for name in {"model", *BASELINES, *FITTED}:
+        assert re.search(rf"│ {name} +│ \d\.\d{{4}} \[\d\.\d{{4}}, \d\.\d{{4}}\]", shown.out)
+    verdict = shown.out.splitlines()[-1]
+    assert re.fullmatch(r"model (beats|does not beat) every baseline on NDCG@7: .*\.", verdict)
+    assert shown.err == f"figures written to {file}\n"
+
+    content = json.loads(file.read_text())
+    assert content["users"] == num_users
+    evaluations = {entry["name"]: Evaluation.from_json(entry) for entry in content["evaluations"]}
+    assert next(iter(evaluations)) == "model"
+    assert set(evaluations) > BASELINES
+    assert [entry.to_json() for entry in evaluations.values()] == content["evaluations"]
+    # The figures are those of asking the recommender itself.
+    recommender = Recommender.load(shop.recommender)
+    gains = []
+    for target in range(num_users):
+        history = prepared.item_ids.take(prepared.history(prepared.test, target).tolist())
+        found = recommender.recommend([history], 7, exclude_seen=exclude_seen).ids[0].tolist()
+        wanted = int(prepared.test.items[target])
+        gains.append(1.0 / np.log2(found.index(wanted) + 2) if wanted in found else 0.0)
+    ndcg = evaluations["model"].metrics["NDCG@7"]
+    assert ndcg.mean == pytest.approx(np.mean(gains))
+    assert evaluations["model"].num_users == num_users
+    assert f"{ndcg.mean:.4f} [{ndcg.low:.4f}, {ndcg.high:.4f}]" in shown.out
+    assert f"{ndcg.mean:.4f} against" in verdict
+    # Repeats apart: who had the target before.
+    histories = [prepared.history(prepared.test, target) for target in range(num_users)]
+    pairs = zip(histories, prepared.test.items.tolist(), strict=True)
+    repeated = np.array([target in history.tolist() for history, target in pairs])
+    assert 0 < repeated.sum() < num_users
+    share = f"{repeated.sum()} users, {repeated.mean():.1%}"
+    assert f"Where the target repeats the user's own history: {share}" in shown.out
+    assert f"Where it is new to the user: {num_users - repeated.sum()} users" in shown.out
+    assert content["repeat_share"] == repeated.mean()
+    for group, users in (
+        (evaluations["model"].repeats, repeated),
+        (evaluations["model"].others, ~repeated),
+    ):
+        assert group is not None
+        assert group.num_users == users.sum()
+        estimate = group.metrics["NDCG@7"]
+        assert estimate.mean == pytest.approx(np.array(gains)[users].mean())
+        figures = f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+        assert re.search(rf"│ model +│ {re.escape(figures)}", shown.out)
+
+
+@pytest.mark.usefixtures("wide")
+def test_evaluate_of_some_users_without_baselines(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    means = []
+    for seed in ("1", "1", "2"):
+        file = tmp_path / "figures.json"
+        options = ["--users", "9", "--no-baselines", "--seed", seed, "--json", str(file)]
+        assert main(["evaluate", shop.prepared, shop.model, *options]) == 0
+        shown = capsys.readouterr().out
+        assert "9 test users" in shown
+        assert "baseline" not in shown
+        assert "popularity" not in shown
+        (entry,) = json.loads(file.read_text())["evaluations"]
+        evaluation = Evaluation.from_json(entry)
+        assert evaluation.num_users == 9
+        means.append(evaluation.metrics["Recall@10"].mean)
+    assert means[0] == means[1]
+    # More users than there are, and more places than items: all of them.
+    everybody = len(Prepared.load(shop.prepared).test)
+    options = ["--users", "100000", "-k", "100", "--no-baselines"]
+    assert main(["evaluate", shop.prepared, shop.model, *options]) == 0
+    shown = capsys.readouterr().out
+    assert f"{everybody} test users" in shown
+    assert "Recall@100" in shown
+    assert "1.0000 [1.0000, 1.0000]" in shown  # whatever is wanted is among all items
+
+
+@pytest.mark.usefixtures("wide")
+def test_evaluate_without_a_model_shows_the_baselines(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", shop.prepared]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BASELINES)
+    assert "baseline on" not in shown
+
+
+@pytest.mark.usefixtures("wide")
+def test_evaluate_says_what_a_log_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cycle().save(tmp_path / "no times")
+    assert main(["evaluate", str(tmp_path / "no times")]) == 0
+    shown = capsys.readouterr()
+    assert "No target is in the user's own history" in shown.out
+    assert "popularity of the last days is left out: the training log has no times" in shown.err
+    assert "popularity, last" not in shown.out
+    log = tmp_path / "positions.csv"
+    rows = [f"{user},{7 * user % 5},{place}" for user in range(9) for place in range(8)]
+    log.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    prepared = str(tmp_path / "positions")
+    options = ["--holdout", "leave-one-out", "--time-format", "seconds", *SIZES]
+    run_shown("prepare", str(log), "--out", prepared, *options)
+    assert main(["evaluate", prepared]) == 0
+    shown = capsys.readouterr()
+    assert "All targets are in the user's own history" in shown.out
+    assert "left out: the training log lasts no longer than a day" in shown.err
+
+
+@pytest.mark.usefixtures("wide")
+def test_models_with_one_name_in_two_folders_are_both_evaluated(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    for place in ("first", "second"):
+        shutil.copytree(shop.model, tmp_path / place / "model")
+    models = [str(tmp_path / place / "model") for place in ("first", "second")]
+    assert main(["evaluate", shop.prepared, *models, "--no-baselines", "--json", str(file)]) == 0
+    names = [entry["name"] for entry in json.loads(file.read_text())["evaluations"]]
+    assert len(set(names)) == 2
+    shown = capsys.readouterr().out
+    assert all(f"│ {name} " in shown for name in names)
+    # One model twice: no difference, and no chance of one.
+    compared = f"{names[0]} − {names[1]}: +0.0000 [+0.0000, +0.0000], p = 1.0000"
+    assert compared in shown.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_model_called_like_a_baseline_is_not_lost(shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    shutil.copytree(shop.model, tmp_path / "popularity")
+    run_shown("evaluate", shop.prepared, str(tmp_path / "popularity"), "--json", str(file))
+    alone = json.loads(file.read_text())["evaluations"]
+    run_shown("evaluate", shop.prepared, shop.model, "--json", str(file))
+    assert len(alone) == len(json.loads(file.read_text())["evaluations"])
+
+
+@pytest.mark.usefixtures("wide")
+def test_names_of_models_are_printed_as_they_are(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(shop.model, tmp_path / "run[red]")
+    assert main(["evaluate", shop.prepared, str(tmp_path / "run[red]")]) == 0
+    *table, verdict = capsys.readouterr().out.splitlines()
+    assert any("│ run[red] " in line for line in table)
+    assert verdict.startswith(("run[red] beats every", "run[red] does not beat every"))
+
+
+def test_all_of_it_works_where_items_are_numbers(
+    numbered: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "60 items" in numbered.shown["export"]
+    assert main(["evaluate", numbered.prepared, numbered.model]) == 0
+    assert "every baseline on NDCG@10" in capsys.readouterr().out
