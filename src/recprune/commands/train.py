@@ -243,6 +243,9 @@ def _refuse_endless(parsed: argparse.Namespace, prepared: Prepared) -> Json:
     return {}
 
 
+_STAGES = {"full": "full vectors", "learning": "codes change", "last": "codes stay"}
+
+
 class _EpochLines:
     """One line that is written over while steps pass, and one that stays for every epoch."""
 
@@ -263,8 +266,9 @@ class _EpochLines:
         left = each * (self._settings.training.max_epochs - report.epoch)
         start = "\r" if sys.stderr.isatty() else ""
         judged = f"NDCG@10 {report.ndcg:.4f}{' *' if report.best else '  '}  "
+        stage = f"{_STAGES[report.stage]:12}  " if self._settings.model.learns_codes else ""
         _say(
-            f"{start}epoch {report.epoch:3}  loss {report.loss:.5f}  "
+            f"{start}epoch {report.epoch:3}  {stage}loss {report.loss:.5f}  "
             f"{judged if self._validated else ''}"
             f"{report.steps_per_second:6.1f} steps/s  at most {left / 60:.0f} min to go"
         )

@@ -22,6 +22,7 @@ import numpy as np
 
 from recprune.models.embedding import (
     INITIAL_SCALE,
+    FullEmbedding,
     RecJPQEmbedding,
     dot_products,
     nearest_codes,
@@ -174,6 +175,12 @@ class LearntEmbedding(nn.Module):
         embedding = RecJPQEmbedding(codes, self.num_sub_items, self.width)
         embedding.sub_item_embeddings.copy_(self.sub_item_embeddings)
         return embedding.to(self.item_embeddings.device)
+
+    def as_full(self) -> FullEmbedding:
+        """Return the full vectors as an embedding, which shares them."""
+        embedding = FullEmbedding(0, self.width)
+        embedding.num_items, embedding.item_embeddings = self.num_items, self.item_embeddings
+        return embedding
 
     @torch.no_grad()
     def report(self) -> CodeReport:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
-from recprune.types import InputError, Json
+from recprune.types import MAX_SUB_ITEMS, InputError, Json
 
 Architecture = Literal["sasrec", "esasrec", "timed", "bert4rec"]
-EmbeddingKind = Literal["recjpq", "full"]
+EmbeddingKind = Literal["recjpq", "full", "auto"]
 Codes = Literal["svd", "random", "learnt"]
 Loss = Literal["bce", "gbce", "softmax", "cross_entropy", "digits"]
 Negatives = Literal["own", "shared"]
@@ -37,7 +37,9 @@ class ModelSettings:
     """The shape of a model."""
 
     architecture: Architecture = _described("sasrec", "the encoder")
-    embedding: EmbeddingKind = _described("recjpq", "items as codes, or a vector for each")
+    embedding: EmbeddingKind = _described(
+        "recjpq", "items as codes, a vector for each, or learnt codes or vectors by validation"
+    )
     width: int = _described(512, "d, of item vectors and sequence embeddings", _COUNT)
     num_blocks: int = _described(2, "attention blocks, one after the other", _COUNT)
     num_heads: int = _described(1, "of each attention; width is a multiple of it", _COUNT)
@@ -64,6 +66,11 @@ class ModelSettings:
                 raise InputError(
                     f"{name} needs an encoder that reads in one direction, not bert4rec"
                 )
+        if self.embedding == "auto" and self.codes != "learnt":
+            raise InputError(
+                "embedding auto chooses between a full table and learnt codes, "
+                f"codes is {self.codes}"
+            )
         if self.learns_codes and self.width % self.num_splits:
             raise InputError(
                 f"width {self.width} is not a multiple of num_splits {self.num_splits}"
@@ -77,7 +84,7 @@ class ModelSettings:
     @property
     def learns_codes(self) -> bool:
         """Whether codes are an output of training."""
-        return self.embedding == "recjpq" and self.codes == "learnt"
+        return self.embedding != "full" and self.codes == "learnt"
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,8 @@ class TrainingSettings:
     negatives: Negatives = _described("own", "of every position, or shared by a minibatch")
     num_in_batch: int = _described(0, "targets that join the shared negatives", "0 or more")
     logq: bool = _described(False, "correct softmax by how often shared negatives are drawn")
-    full_epochs: int = _described(20, "before learnt codes are cut from full vectors", "0 or more")
+    full_epochs: int = _described(20, "at most, until codes are cut from vectors", "0 or more")
+    code_epochs: int = _described(20, "in which learnt codes change, then they stay", "0 or more")
     commitment: float = _described(0.1, "pull of a full vector to its learnt code", "0 or more")
     cold_scale: float = _described(1.0, "length of cold items' vectors", "more than 0")
     validation_users: int = _described(1024, "judged after every epoch, at most", _COUNT)
@@ -121,7 +129,7 @@ class TrainingSettings:
             "validation_users",
         ):
             _check_count(self, name)
-        for name in ("num_in_batch", "full_epochs"):
+        for name in ("num_in_batch", "full_epochs", "code_epochs"):
             _check_count(self, name, least=0)
         if self.loss == "bce" and self.num_negatives != 1:
             raise InputError(f"loss bce has one negative, num_negatives is {self.num_negatives}")
@@ -169,15 +177,16 @@ class Settings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
-        if self.training.pruning_weight and self.model.embedding != "recjpq":
-            raise InputError("pruning_weight needs sub-items: embedding is not recjpq")
+        if self.training.pruning_weight and self.model.embedding == "full":
+            raise InputError("pruning_weight needs sub-items: embedding is full")
         if self.model.repeats and self.training.exclude_seen:
             raise InputError("repeats boosts what exclude_seen leaves out: choose one of them")
         if self.training.pruning_weight and self.model.learns_codes:
             raise InputError("pruning_weight needs codes that stay: codes is learnt")
         if self.training.loss == "digits":
             self._check_digits()
-        if self.model.learns_codes and self.training.full_epochs >= self.training.max_epochs:
+        must_cut = self.model.learns_codes and self.model.embedding != "auto"
+        if must_cut and self.training.full_epochs >= self.training.max_epochs:
             raise InputError(
                 f"full_epochs is {self.training.full_epochs}, expected less than max_epochs "
                 f"{self.training.max_epochs}: codes are learnt after them"
@@ -185,13 +194,27 @@ class Settings:
 
     def _check_digits(self) -> None:
         """Refuse what a loss of sub-items alone cannot train."""
-        if self.model.embedding != "recjpq":
-            raise InputError(f"loss digits needs sub-items: embedding is {self.model.embedding}")
+        if self.model.embedding == "full":
+            raise InputError("loss digits needs sub-items: embedding is full")
         if self.model.learns_codes:
             raise InputError("loss digits needs codes that stay: codes is learnt")
         for head in ("repeats", "transitions"):
             if getattr(self.model, head):
                 raise InputError(f"loss digits compares no items: {head} needs another loss")
+
+    def may_keep_table(self, num_items: int) -> bool:
+        """Whether full vectors may turn out to be better than codes learnt from them."""
+        return self.model.embedding == "auto" and num_items <= MAX_SUB_ITEMS
+
+    def as_table(self) -> Settings:
+        """Return the settings of a model that keeps its full vectors."""
+        return replace(self, model=replace(self.model, embedding="full"))
+
+    def as_codes(self) -> Settings:
+        """Return the settings of a model that has codes, where these had to turn out better."""
+        if self.model.embedding != "auto":
+            return self
+        return replace(self, model=replace(self.model, embedding="recjpq"))
 
     def to_json(self) -> Json:
         """Return all settings as plain values."""

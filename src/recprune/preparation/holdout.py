@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # training has targets, but not what a log is read and sorted
 
 DEFAULT_VALIDATION_USERS = 1024
 # A user's last item before the cut, or the first of the last items at one time.
-Validation = Literal["last", "sitting"]
+Validation = Literal["last", "sitting", "temporal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +83,32 @@ def temporal_holdout(
     cut, it is part of the history when the test target is predicted. Where items come in sittings
     (a basket, a commit: equal times), that target is an easier question than the test's, which
     begins a new one; with `validation="sitting"` it is the first item of the last sitting, and all
-    of that sitting is kept from training. Users with fewer than
+    of that sitting is kept from training. With `validation="temporal"` validation users are asked
+    as test users are, at an earlier cut, which divides the training interactions in the same way:
+    the target is the first one after that cut, and nothing after it trains. Users with fewer than
     `min_history` interactions before the cut are dropped. Items first seen after the cut stay in
     the catalogue.
     """
     if not 0.0 < train_fraction < 1.0:
         raise InputError(f"train_fraction is {train_fraction}, expected between 0 and 1")
+    if validation not in get_args(Validation):
+        expected = ", ".join(get_args(Validation))
+        raise InputError(f"validation is {validation!r}, expected one of {expected}")
     if min_history < 1:
         raise InputError(f"min_history is {min_history}, expected at least 1")
     if log.num_interactions == 0:
         raise InputError("the log has no interactions to hold out from")
-    # The k-th smallest time with k = ⌈fraction · n⌉; as a decimal fraction, for 0.55 · 100 is 55.
-    place = math.ceil(Fraction(repr(float(train_fraction))) * log.num_interactions) - 1
-    cut_time = int(np.partition(log.times, place)[place])
-    # Within a user times ascend, so what lies before the cut is a prefix of the history.
-    before = np.zeros(log.num_interactions + 1, np.int64)
-    np.cumsum(log.times <= cut_time, out=before[1:])
-    ends = log.offsets[:-1] + np.diff(before[log.offsets])
-    return _hold_out(log, ends, validation_users, validation, min_history, seed, cut_time)
+    cut_time = _time_of_share(log.times, train_fraction)
+    ends = _ends_before(log, cut_time)
+    if validation == "temporal":
+        earlier = _time_of_share(log.times[log.times <= cut_time], train_fraction)
+        places = _ends_before(log, earlier)
+        # As for test users: something must have come after, and enough before.
+        asked = (places < ends) & (places - log.offsets[:-1] >= min_history)
+        held_out = np.where(asked, places, log.offsets[:-1])
+    else:
+        held_out = _last_places(log, ends, validation)
+    return _hold_out(log, ends, held_out, validation_users, min_history, seed, cut_time)
 
 
 def leave_one_out(
@@ -111,27 +119,27 @@ def leave_one_out(
     For `validation_users` random users the last but one is the validation target.
     """
     ends = np.maximum(log.offsets[1:] - 1, log.offsets[:-1])
-    return _hold_out(log, ends, validation_users, "last", 1, seed, None)
+    return _hold_out(log, ends, ends - 1, validation_users, 1, seed, None)
 
 
 def no_holdout(log: Interactions) -> Holdout:
     """Hold out nothing: for the model that is served, once its settings have been judged."""
-    return _hold_out(log, log.offsets[1:], 0, "last", 1, 0, None)
+    return _hold_out(log, log.offsets[1:], log.offsets[1:] - 1, 0, 1, 0, None)
 
 
 def _hold_out(
     log: Interactions,
     ends: Int64Array,
+    held_out: Int64Array,
     validation_users: int,
-    validation: Validation,
     min_history: int,
     seed: int,
     cut_time: int | None,
 ) -> Holdout:
-    """Divide the log, given for every user where the training history ends."""
-    if validation not in get_args(Validation):
-        expected = ", ".join(get_args(Validation))
-        raise InputError(f"validation is {validation!r}, expected one of {expected}")
+    """Divide the log, given for every user where the history before the test target ends.
+
+    `held_out` says where the validation target of a user would be; not after the start: nowhere.
+    """
     if validation_users < 0:
         raise InputError(f"validation_users is {validation_users}, expected 0 or more")
     starts = log.offsets[:-1]
@@ -141,7 +149,6 @@ def _hold_out(
     test = Targets(tested, log.items[ends[tested]], starts[tested], ends[tested])
 
     # A user must keep something to learn from after giving up a validation item.
-    held_out = _last_places(log, ends, validation)
     able = np.flatnonzero(kept & (held_out > starts)).astype(np.int32)
     chosen = np.sort(random_generator(seed).permutation(able)[: min(validation_users, len(able))])
     places = held_out[chosen]
@@ -152,6 +159,22 @@ def _hold_out(
     in_training = np.arange(log.num_interactions) < np.repeat(train_ends, log.lengths)
     dropped = np.flatnonzero(~kept).astype(np.int32)
     return Holdout(log, log.select(in_training), validated, test, dropped, cut_time)
+
+
+def _time_of_share(times: Int64Array, share: float) -> int:
+    """Return the earliest time at which at least that share of interactions has happened."""
+    # The k-th smallest time with k = ⌈share · n⌉; as a decimal fraction, for 0.55 · 100 is 55.
+    place = math.ceil(Fraction(repr(float(share))) * len(times)) - 1
+    return int(np.partition(times, place)[place])
+
+
+def _ends_before(log: Interactions, cut_time: int) -> Int64Array:
+    """Return where the part of each history ends that lies before a cut, or at its time."""
+    # Within a user times ascend, so that this is a prefix of the history.
+    before = np.zeros(log.num_interactions + 1, np.int64)
+    np.cumsum(log.times <= cut_time, out=before[1:])
+    ends: Int64Array = log.offsets[:-1] + np.diff(before[log.offsets])
+    return ends
 
 
 def _last_places(log: Interactions, ends: Int64Array, validation: Validation) -> Int64Array:

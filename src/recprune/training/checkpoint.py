@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,13 @@ class State:
     batch: int = 0  # of that epoch
     steps: int = 0
     loss_sum: float = 0.0  # of that epoch
-    best_ndcg: float = -1.0
-    epochs_without_best: int = 0
+    best_ndcg: float = -1.0  # of what was saved
+    epochs_without_best: int = 0  # of the stage
     seconds: float = 0.0
+    stage: Literal["full", "learning", "last"] = "last"
+    stage_began: int = 0  # the epoch
+    stage_best: float = -1.0  # NDCG
+    code_report: dict[str, Any] | None = None  # of learnt codes that stay
 
 
 def save_checkpoint(
@@ -80,10 +84,9 @@ def load_checkpoint(
     path: Path,
     settings: Settings,
     checksum: str,
-    model: SequenceModel,
-    optimiser: Optimiser,
+    fit_stage: Callable[[State], tuple[SequenceModel, Optimiser]],
 ) -> State:
-    """Put a checkpoint into a model and its optimiser; return the state.
+    """Put a checkpoint into a model and its optimiser, which fit its stage; return the state.
 
     It must be of a training with these settings on this prepared log, whose checksum is given.
     """
@@ -101,6 +104,7 @@ def load_checkpoint(
             for name, array in tensors.items()
             if name.startswith("model.")
         }
+        model, optimiser = fit_stage(state)
         _load_weights(model, weights)
         for name, parameter in model.named_parameters():
             optimiser.remember(

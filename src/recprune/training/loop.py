@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from recprune.models.architectures import (
     looks_at_times,
     with_embedding,
 )
-from recprune.models.embedding import FullEmbedding, ItemEmbedding
-from recprune.models.learnt_codes import LearntEmbedding
+from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
+from recprune.models.learnt_codes import CodeReport, LearntEmbedding
 from recprune.models.ranking import encode_histories, model_boosts, target_ranks
 from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
@@ -51,6 +52,7 @@ from recprune.training.optimiser import Optimiser
 from recprune.training.placement import place_cold_items
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
+from recprune.training.stages import Stage, begin_next_stage, first_stage, stage_is_over
 from recprune.training.steps import SharedStep, SingleStep, Step
 from recprune.types import (
     InputError,
@@ -83,6 +85,7 @@ class EpochReport:
     steps_per_second: float
     seconds: float  # of the whole training, so far
     can_be_saved: bool = True  # learnt codes that are not cut yet cannot
+    stage: Stage = "last"
 
 
 Report = Callable[[EpochReport], None]
@@ -164,6 +167,15 @@ def train(
     return training.state
 
 
+class _Judged(NamedTuple):
+    """A model as it would be saved."""
+
+    model: SequenceModel
+    settings: Settings
+    code_report: Callable[[], CodeReport | None]
+    can_be_saved: bool = True  # full vectors of too many items cannot
+
+
 class _Training:
     """A training under way: what is trained, where it stands, and the folder that keeps it."""
 
@@ -179,21 +191,14 @@ class _Training:
         self.model = _untrained(settings, prepared).to(device)
         if settings.model.transitions:
             self.model.successors = count_transitions(prepared)
-        on_gpu = device.type == "cuda"
-        if on_gpu:
+        if device.type == "cuda":
             torch.cuda.set_device(device)  # chance and streams are those of the current one
             torch.set_float32_matmul_precision("high")
-        self.optimiser = Optimiser(
-            list(self.model.parameters()),
-            settings.training.learning_rate,
-            settings.training.clip_norm,
-            on_gpu=on_gpu,
-            table=_table_by_rows(self.model.embedding, settings),
-        )
+        self.optimiser = self._new_optimiser()
         self.features: EventFeatures | None = None  # for a repeat head
         if settings.model.repeats:
             self.features = event_features(prepared.items, prepared.offsets)
-        self.state = State()
+        self.state = State(stage=first_stage(settings))
         self._begun = time.monotonic()
 
     def begin(self, resume: bool, workers: Workers) -> None:
@@ -205,6 +210,7 @@ class _Training:
             raise InputError("the prepared log is not the one that the first worker has")
         self.state = State(**outcome["state"])
         if workers.count > 1:
+            self._fit_stage(self.state)
             workers.broadcast(training_tensors(self.model, self.optimiser, self.state))
             if isinstance(self.model.embedding, LearntEmbedding):
                 self.model.embedding.look_whether_cut()
@@ -212,25 +218,56 @@ class _Training:
 
     def begin_epoch(self, workers: Workers) -> bool:
         """Look after learnt codes; return whether steps are different ones from now on."""
-        embedding = self.model.embedding
-        if not isinstance(embedding, LearntEmbedding) or self.state.batch:
+        embedding, state = self.model.embedding, self.state
+        if not isinstance(embedding, LearntEmbedding) or state.batch:
             return False
-        rng = stream_generator(self.settings.training.seed, Stream.CODES, self.state.epoch)
-        was_quantised = embedding.quantises
-        if was_quantised:
+        rng = stream_generator(self.settings.training.seed, Stream.CODES, state.epoch)
+        before = state.stage
+        while state.stage != "last" and stage_is_over(state, self.settings):
+            if state.stage == "full":
+                embedding.cut(rng)
+            else:
+                state.code_report = asdict(embedding.report())
+                self._settle(embedding.as_recjpq())
+            begin_next_stage(state)
+        if state.stage == before == "learning":
             embedding.revive(rng)
-        elif self.state.epoch >= self.settings.training.full_epochs:
-            embedding.cut(rng)
-        else:
-            return False
         if workers.count > 1:
-            workers.broadcast(embedding.buffers())
-        return not was_quantised
+            learnt = cast(nn.Module, self.model.embedding)
+            workers.broadcast(value.detach() for value in learnt.state_dict().values())
+        return state.stage != before
 
     def is_finished(self) -> bool:
+        state = self.state
+        stopped = state.stage == "last" and stage_is_over(state, self.settings)
+        return stopped or state.epoch >= self.settings.training.max_epochs
+
+    def _settle(self, embedding: RecJPQEmbedding) -> None:
+        """Go on with codes that stay, and without the table that they were learnt from."""
+        earlier = self.optimiser
+        self.model = with_embedding(self.model, embedding.to(self.device))
+        self.optimiser = self._new_optimiser()
+        for parameter in self.model.parameters():
+            if parameter in earlier.state:
+                self.optimiser.state[parameter] = earlier.state[parameter]
+
+    def _fit_stage(self, state: State) -> tuple[SequenceModel, Optimiser]:
+        """Return what a training that goes on is loaded into: has it got to codes that stay?"""
+        embedding = self.model.embedding
+        if state.stage == "last" and isinstance(embedding, LearntEmbedding):
+            codes = np.zeros((embedding.num_items, embedding.num_splits), np.uint8)
+            self._settle(RecJPQEmbedding(codes, embedding.num_sub_items, embedding.width))
+        return self.model, self.optimiser
+
+    def _new_optimiser(self) -> Optimiser:
         training = self.settings.training
-        enough = self.state.epochs_without_best >= training.patience
-        return enough or self.state.epoch >= training.max_epochs
+        return Optimiser(
+            list(self.model.parameters()),
+            training.learning_rate,
+            training.clip_norm,
+            on_gpu=self.device.type == "cuda",
+            table=_table_by_rows(self.model.embedding, self.settings),
+        )
 
     def seconds(self) -> float:
         """Return how long the training has taken, earlier runs included."""
@@ -267,52 +304,68 @@ class _Training:
         if self.prepared.cold is not None:
             scale = self.settings.training.cold_scale
             place_cold_items(self.model.embedding, self.prepared.cold, scale)
-        embedding = self._embedding_to_judge(time_is_up)
-        model, is_final = self.model, True
-        if isinstance(embedding, LearntEmbedding):
-            is_final = embedding.quantises
-            model = with_embedding(model, embedding.as_recjpq()) if is_final else model
-        ndcg_10 = validation_ndcg(model, self.prepared, self.settings)
-        # As long as nothing at all is found, and without validation users, the newest is best.
-        best = is_final and (ndcg_10 > state.best_ndcg or ndcg_10 == 0.0 == state.best_ndcg)
-        if is_final:
-            state.epochs_without_best = 0 if best else state.epochs_without_best + 1
-            state.best_ndcg = max(ndcg_10, state.best_ndcg)
+        judged = self._judged(time_is_up)
+        ndcg_10 = validation_ndcg(judged.model, self.prepared, self.settings)
+        best = judged.can_be_saved and _is_better(ndcg_10, state.best_ndcg)
+        if best:
+            state.best_ndcg = ndcg_10
+        better = _is_better(ndcg_10, state.stage_best)
+        state.epochs_without_best = 0 if better else state.epochs_without_best + 1
+        state.stage_best = max(ndcg_10, state.stage_best)
         state.steps += num_steps
         state.seconds = self.seconds()
         state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
         report = EpochReport(
-            state.epoch, loss, ndcg_10, best, state.steps, steps_per_second, state.seconds, is_final
+            state.epoch,
+            loss,
+            ndcg_10,
+            best,
+            state.steps,
+            steps_per_second,
+            state.seconds,
+            judged.can_be_saved,
+            state.stage,
         )
         if best:
-            codes = embedding.report() if isinstance(embedding, LearntEmbedding) else None
-            save_model(self.folder, self.settings, model, self.checksum, ndcg_10, codes)
+            save_model(
+                self.folder,
+                judged.settings,
+                judged.model,
+                self.checksum,
+                ndcg_10,
+                judged.code_report(),
+            )
         _append_line(self.folder / EPOCHS, report)
         on_epoch(report)
         if time_is_up or self.is_finished() or not (self.folder / CHECKPOINT).exists():
             self.save()
         return {"state": asdict(state), "time_is_up": time_is_up}
 
-    def _embedding_to_judge(self, time_is_up: bool) -> ItemEmbedding:
-        """Return the item embedding of the model; of a table that is not cut yet, a cut copy.
-
-        That is only for the end of the time: before, such a table is judged as it is, and not
-        saved.
-        """
-        embedding = self.model.embedding
-        if isinstance(embedding, LearntEmbedding) and time_is_up and not embedding.quantises:
+    def _judged(self, time_is_up: bool) -> _Judged:
+        """Return the model as it would be saved."""
+        model, settings = self.model, self.settings
+        embedding = model.embedding
+        if not isinstance(embedding, LearntEmbedding):
+            known = self.state.code_report
+            report = (lambda: CodeReport(**known)) if known is not None else (lambda: None)
+            return _Judged(model, settings.as_codes(), report)
+        if not embedding.quantises:
+            if settings.may_keep_table(embedding.num_items):
+                table = with_embedding(model, embedding.as_full())
+                return _Judged(table, settings.as_table(), lambda: None)
+            if not time_is_up:
+                return _Judged(model, settings, lambda: None, can_be_saved=False)
             embedding = copy.deepcopy(embedding)
-            embedding.cut(stream_generator(self.settings.training.seed, Stream.CODES))
-        return embedding
+            embedding.cut(stream_generator(settings.training.seed, Stream.CODES))
+        model = with_embedding(model, embedding.as_recjpq())
+        return _Judged(model, settings.as_codes(), embedding.report)
 
     def _first_state(self, resume: bool) -> State:
         """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         checkpoint = self.folder / CHECKPOINT
         if resume:
-            state = load_checkpoint(
-                checkpoint, self.settings, self.checksum, self.model, self.optimiser
-            )
+            state = load_checkpoint(checkpoint, self.settings, self.checksum, self._fit_stage)
             _keep_lines(self.folder / EPOCHS, state.epoch)
             return state
         if (self.folder / MANIFEST).exists():
@@ -324,7 +377,7 @@ class _Training:
                 f"{self.folder}: holds a training already: go on with --resume, or remove it"
             )
         _keep_lines(self.folder / EPOCHS, 0)
-        return State()
+        return self.state
 
 
 def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
@@ -392,6 +445,11 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0
+
+
+def _is_better(ndcg_10: float, best: float) -> bool:
+    """As long as nothing at all is found, and without validation users, the newest is best."""
+    return ndcg_10 > best or ndcg_10 == 0.0 == best
 
 
 def find_device(name: str, workers: Workers = ALONE) -> torch.device:
