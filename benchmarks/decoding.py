@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,13 +38,13 @@ from recprune.experiments.framework.timing import (
     interleaved,
     recall,
 )
-from recprune.types import CodeArray, Float32Array, Json, Progress
+from recprune.types import CodeArray, Float32Array, InputError, Json, Progress, RecpruneError
 
 _EXACT = "exact"
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--prepared", type=Path, help="with --model: a prepared log")
     parser.add_argument("--model", type=Path, help="trained on it, with embedding=recjpq")
@@ -58,8 +59,12 @@ def main() -> None:
     parser.add_argument("--graph", type=Path, help="read it if it is there, else keep it there")
     parser.add_argument("--threads", type=int, default=1, help="that make the graph")
     parser.add_argument("--out", type=Path, default=Path("out/bench-decoding.json"))
-    parsed = parser.parse_args()
-    codes, embeddings, queries = _model(parsed)
+    parsed = parser.parse_args(arguments)
+    try:
+        _check(parsed)
+        codes, embeddings, queries = _model(parsed)
+    except (RecpruneError, OSError, ValueError) as error:
+        parser.error(str(error))
     progress = _showing(time.monotonic())
     graph = _graph(codes, embeddings, parsed, progress)
     index = Index.build(codes, embeddings, threads=parsed.threads)
@@ -101,17 +106,36 @@ def _showing(begun: float) -> Progress:
     return progress
 
 
+def _check(parsed: argparse.Namespace) -> None:
+    if (parsed.model is None) != (parsed.prepared is None):
+        raise InputError("--prepared and --model belong together")
+    if parsed.model is not None and parsed.workload is not None:
+        raise InputError("--workload has a model already: choose it, or --prepared and --model")
+    least = {"items": 0, "queries": 1, "k": 1, "beams": parsed.k, "neighbours": 1, "rounds": 0}
+    for name, smallest in (least | {"threads": 1}).items():
+        values = np.atleast_1d(getattr(parsed, name))
+        if values.min() < smallest:
+            option = "-k" if name == "k" else f"--{name}"
+            expected = "K, which is " if name == "beams" else ""
+            raise InputError(f"{option} {values.min()}: expected {expected}{smallest}, or more")
+
+
 def _model(parsed: argparse.Namespace) -> tuple[CodeArray, Float32Array, Float32Array]:
     """Return codes, sub-item and sequence embeddings."""
     if parsed.model is None:
-        return _part(*model_of(parsed.workload, 1_000_000, parsed.queries), parsed.items)
-    from recprune.experiments.framework.workload import Workload
-    from recprune.preparation.prepared import Prepared
+        found = _part(*model_of(parsed.workload, 1_000_000, parsed.queries), parsed.items)
+    else:
+        from recprune.experiments.framework.workload import Workload
+        from recprune.preparation.prepared import Prepared
 
-    prepared = Prepared.load(parsed.prepared)
-    workload = Workload.from_training("log", "model", prepared, parsed.model, parsed.queries)
-    arrays = (workload.codes, workload.sub_item_embeddings, workload.sequence_embeddings)
-    return _part(*arrays, parsed.items)
+        prepared = Prepared.load(parsed.prepared)
+        workload = Workload.from_training("log", "model", prepared, parsed.model, parsed.queries)
+        arrays = (workload.codes, workload.sub_item_embeddings, workload.sequence_embeddings)
+        found = _part(*arrays, parsed.items)
+    most = max(*parsed.neighbours, parsed.k)
+    if most >= len(found[0]):
+        raise InputError(f"-k and --neighbours are up to {most}: there are {len(found[0])} items")
+    return found
 
 
 def _part(

@@ -66,7 +66,7 @@ LOGS = {
         {
             **_WHOLE, **_LONG, "width": 128, "num_heads": 2, "length": 200, "dropout": 0.3,
             "windows": "random", "exclude_seen": True, "validation_users": 6040,
-            "full_epochs": 40,
+            "full_epochs": 40, "inner_share": 1.0,
         },
         True,
         others={

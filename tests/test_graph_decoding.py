@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.decoding import main
 from benchmarks.decoding_table import FOLDER, records, table, with_table
 from benchmarks.graph_decoding import GraphDecoder, item_graph, load_graph
 from recprune import Index, InputError
@@ -188,3 +190,52 @@ def test_the_document_has_the_table_of_what_was_measured() -> None:
     text = (FOLDER / "models.md").read_text(encoding="utf-8")
     assert len(records()) > 1
     assert with_table(text, records()) == text
+
+
+# Arguments ---------------------------------------------------------------------------------------
+
+
+# The benchmark -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    names = ("codes", "sub_item_embeddings", "sequence_embeddings")
+    for name, array in zip(names, random_model(60, 4, 3, seed=3), strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    return tmp_path
+
+
+def test_the_benchmark_measures_what_it_is_given(workload: Path) -> None:
+    options = ["--beams", "5", "60", "--neighbours", "4", "-k", "5", "--out", str(workload / "out")]
+    main(["--workload", str(workload), *options])
+    figures = json.loads((workload / "out").read_text())["decodings"]
+    assert list(figures) == ["exact", "5 4", "60 4"]
+    assert figures["60 4"]["recall"] == 1.0  # all items begin
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "m"], "--prepared and --model belong together"),
+        (["--prepared", "p"], "--prepared and --model belong together"),
+        (["--prepared", "p", "--model", "m"], "--workload has a model already"),
+        (["-k", "0"], "-k 0: expected 1, or more"),
+        (["--queries", "0"], "--queries 0: expected 1, or more"),
+        (["--items", "-5"], "--items -5: expected 0, or more"),
+        (["--rounds", "-1"], "--rounds -1: expected 0, or more"),
+        (["--threads", "0"], "--threads 0: expected 1, or more"),
+        (["--neighbours", "5", "0"], "--neighbours 0: expected 1, or more"),
+        (["--beams", "50", "9"], "--beams 9: expected K, which is 10, or more"),
+        (["--neighbours", "59", "60"], "-k and --neighbours are up to 60: there are 60 items"),
+        (["--items", "10", "--neighbours", "5"], "are up to 10: there are 10 items"),
+        (["--workload", "nowhere"], "nowhere/codes.npy"),
+        (["-k", "ten"], "argument -k: invalid int value"),
+    ],
+)
+def test_the_benchmark_says_what_it_cannot_do(
+    workload: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--workload", str(workload), *options])
+    assert message in capsys.readouterr().err

@@ -16,11 +16,14 @@ import pytest
 from numpy.typing import NDArray
 
 from recprune import InputError, MissingExtraError, StorageError
+from recprune.models.repeats import NUM_BUCKETS
+from recprune.models.transitions import BUCKETS
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL
-from tests.support.small_models import LENGTH
+from recprune.types import Float32Array
+from tests.support.small_models import LENGTH, SMALL
 from tests.support.trainings import Trained, assert_same_answers, histories_of, questions
 
 
@@ -209,6 +212,37 @@ def test_a_folder_that_lacks_a_part_or_has_a_useless_one_is_named(
     resaved(copy, changes)
     with pytest.raises(StorageError, match="mine"):
         Recommender.load(copy, encoder=encoder)
+
+
+def spoilt(number: float, place: int, *shape: int) -> Float32Array:
+    array = np.zeros(shape, np.float32)
+    array[place] = number
+    return array
+
+
+OWN, NEXT, WIDTH = NUM_BUCKETS, 2 * BUCKETS, SMALL["width"]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("repeats.weight", np.zeros((OWN, 16), np.float32), f"float32[{OWN}, 16], expected float32[{OWN}, 32]"),
+        ("repeats.weight", np.zeros((OWN - 1, WIDTH), np.float32), f"float32[{OWN - 1}, 32], expected"),
+        ("repeats.bias", np.zeros(OWN), f"float64[{OWN}], expected float32[{OWN}]"),
+        ("repeats.bias", spoilt(np.inf, 2, OWN), "repeats.bias has inf at [2], expected numbers"),
+        ("transitions.weight", spoilt(np.nan, 7, NEXT, WIDTH), "transitions.weight has nan at [7, 0]"),
+        ("transitions.bias", np.zeros(BUCKETS, np.float32), f"float32[{BUCKETS}], expected"),
+        ("transitions.weight", None, "the recommender has no transitions.weight"),
+    ],
+)  # fmt: skip
+def test_a_head_that_does_not_fit_or_is_no_number_is_named(
+    trainings: dict[str, Trained], tmp_path: Path, name: str, array: Any, message: str
+) -> None:
+    trainings["repeats"].recommender.save(tmp_path / "mine")
+    resaved(tmp_path / "mine", {f"weights_{name}": array})
+    with pytest.raises(StorageError, match="mine: ") as refused:
+        Recommender.load(tmp_path / "mine")
+    assert message in str(refused.value)
 
 
 def test_other_folders_are_not_recommenders(sasrec: Trained, tmp_path: Path) -> None:

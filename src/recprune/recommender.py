@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
-from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts
+from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.settings import Settings, find_preset
 from recprune.models.timelines import checked_timelines
@@ -263,6 +263,7 @@ class Recommender:
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
+            check_heads(weights, model_settings.model)
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
             return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx, successors)
         except StorageError as error:

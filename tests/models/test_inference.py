@@ -51,8 +51,10 @@ def settings_of(
     num_heads: int = 1,
     embedding: EmbeddingKind = "recjpq",
     num_blocks: int = 2,
+    inner_share: float = 1.0,
 ) -> ModelSettings:
-    return ModelSettings(architecture, embedding, WIDTH, num_blocks, num_heads, LENGTH)
+    shape = (WIDTH, num_blocks, num_heads, LENGTH)
+    return ModelSettings(architecture, embedding, *shape, inner_share=inner_share)
 
 
 def vectors_of(model: SequenceModel) -> ItemVectors:
@@ -111,16 +113,21 @@ def encoder(request: pytest.FixtureRequest, model: SequenceModel) -> Encoder:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "num_heads", "embedding", "num_blocks"),
+    ("architecture", "num_heads", "embedding", "num_blocks", "inner_share"),
     [
-        *product(ARCHITECTURES, (1, 2, 4), ("recjpq", "full"), (2,)),
-        *product(ARCHITECTURES, (1, 2), ("recjpq",), (1, 3)),
+        *product(ARCHITECTURES, (1, 2, 4), ("recjpq", "full"), (2,), (1.0,)),
+        *product(ARCHITECTURES, (1, 2), ("recjpq",), (1, 3), (1.0,)),
+        *product(("esasrec", "timed"), (1, 2), ("recjpq",), (2,), (0.25, 1.5)),
     ],
 )
 def test_onnx_torch_and_the_whole_model_agree(
-    architecture: Architecture, num_heads: int, embedding: EmbeddingKind, num_blocks: int
+    architecture: Architecture,
+    num_heads: int,
+    embedding: EmbeddingKind,
+    num_blocks: int,
+    inner_share: float,
 ) -> None:
-    model = some_model(settings_of(architecture, num_heads, embedding, num_blocks))
+    model = some_model(settings_of(architecture, num_heads, embedding, num_blocks, inner_share))
     fast, plain = onnx_encoder(model), TorchEncoder(model, LENGTH)
     for length in (1, 2, 7, LENGTH - 1, LENGTH):
         histories = some_histories(length, length, length)

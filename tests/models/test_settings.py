@@ -172,6 +172,7 @@ NAN = float("nan")
         ("width", 0), ("width", -8), ("width", 8.0), ("width", "8"), ("width", True),
         ("num_blocks", 0), ("num_heads", 0), ("num_heads", 3), ("length", 0), ("length", None),
         ("dropout", 1.0), ("dropout", -0.1), ("dropout", NAN), ("dropout", "0.1"),
+        ("inner_share", 0.0), ("inner_share", -1.0), ("inner_share", NAN), ("inner_share", "half"),
         ("num_negatives", 0), ("batch_size", 0), ("batch_size", 1.5), ("max_epochs", 0),
         ("batches_per_epoch", 0), ("patience", 0), ("validation_users", -1),
         ("calibration", -0.1), ("calibration", 1.1), ("calibration", NAN), ("calibration", "high"),
@@ -186,6 +187,14 @@ NAN = float("nan")
 def test_a_bad_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=name):
         Settings().with_values({name: value})
+
+
+def test_a_network_is_a_share_of_the_width_inside_and_never_empty() -> None:
+    preset = find_preset("esasrec").model
+    assert (preset.width, preset.inner_width) == (512, 128)
+    assert ModelSettings("esasrec").inner_width == 512
+    assert ModelSettings("esasrec", width=3, inner_share=0.5).inner_width == 2
+    assert ModelSettings("esasrec", width=3, inner_share=0.1).inner_width == 1
 
 
 def test_bce_has_one_negative() -> None:

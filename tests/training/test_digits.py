@@ -71,7 +71,10 @@ def test_a_recommender_ranks_by_the_probability_of_codes(tmp_path: Path) -> None
     [
         ({"embedding": "full"}, "loss digits needs sub-items: embedding is full"),
         ({"codes": "learnt", "full_epochs": 1}, "loss digits needs codes that stay"),
-        ({"repeats": 5}, "loss digits compares no items"),
+        ({"repeats": 5}, "loss digits compares no items: repeats"),
+        ({"transitions": 1}, "loss digits compares no items: transitions"),
+        ({"negatives": "shared"}, "loss digits has no negatives"),
+        ({"negatives": "shared", "num_in_batch": 4}, "loss digits has no negatives"),
         ({"negatives": "shared", "logq": True}, "logq corrects the loss softmax"),
     ],
 )

@@ -31,6 +31,8 @@ from recprune.training.tensors import load_tensors
 from recprune.types import InterruptedWorkError
 from tests.preparation.test_prepared import cycle, dated
 from tests.training.test_minibatches import KINDS, consecutive, settings_of
+from tests.training.test_placement import groups, with_content
+from tests.training.test_successors import wandering
 from tests.training.test_training import COMMAND, ONE_THREAD, lines_without_times
 
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
@@ -40,7 +42,8 @@ TOLERANCE = 1e-5
 
 
 def words(values: dict[str, Any]) -> list[str]:
-    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    given = {name: "true" if value is True else value for name, value in values.items()}
+    return [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
 
 
 def changed(settings: Settings) -> dict[str, Any]:
@@ -149,38 +152,34 @@ def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: in
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("values", [{}, {"architecture": "timed", "repeats": 9}])
-def test_two_workers_train_what_one_does(tmp_path: Path, values: dict[str, Any]) -> None:
-    """The last minibatch has a single history: one of the two has nothing to do."""
-    prepared = dated(cycle(41))
-    values |= {"dropout": 0.0, "max_epochs": 2, "pruning_weight": 0.1, "windows": "random"}
-    settings = settings_of(**values)
+SHARED = {"loss": "softmax", "negatives": "shared", "num_in_batch": 3}
+# Of 41 users, the last minibatch has a single history: one of the two workers has nothing to do.
+TRAINED: dict[str, tuple[Callable[[], Prepared], dict[str, Any]]] = {
+    "codes": (lambda: cycle(41), {"pruning_weight": 0.1, "windows": "random"}),
+    "times, repeats": (lambda: dated(cycle(41)), {
+        "architecture": "timed", "repeats": 9, "pruning_weight": 0.1, "windows": "random"}),
+    "learnt codes": (lambda: cycle(41), {
+        **SHARED, "codes": "learnt", "num_splits": 4, "num_sub_items": 4, "full_epochs": 1,
+        "max_epochs": 3}),
+    # 41 users meet few of 300 items in a step: the others stay where they are.
+    "rows of a table": (lambda: wandering(41, 8, 300), {**SHARED, "embedding": "full"}),
+    "transitions, cold items": (lambda: with_content(groups(41)), {
+        **SHARED, "logq": True, "transitions": 2}),
+    "digits": (lambda: cycle(41), {"loss": "digits"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_two_workers_train_what_one_does(tmp_path: Path, name: str) -> None:
+    make, values = TRAINED[name]
+    prepared = make()
+    settings = settings_of(**{"dropout": 0.0, "max_epochs": 2} | values)
     prepared.save(tmp_path / "prepared")
     train(prepared, settings, tmp_path / "one", device="cpu")
     arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two")]
     assert main([*arguments, "--workers", "2", "--device", "cpu", *words(changed(settings))]) == 0
     assert_nearly_the_same(tmp_path / "two", tmp_path / "one")
     assert (tmp_path / "two" / "training.png").stat().st_size > 1000
-
-
-def test_two_workers_learn_the_codes_that_one_does(tmp_path: Path) -> None:
-    prepared = cycle(41)
-    settings = settings_of(
-        dropout=0.0,
-        max_epochs=3,
-        full_epochs=1,
-        codes="learnt",
-        num_splits=4,
-        num_sub_items=4,
-        loss="softmax",
-        negatives="shared",
-        num_in_batch=3,
-    )
-    prepared.save(tmp_path / "prepared")
-    train(prepared, settings, tmp_path / "one", device="cpu")
-    arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two")]
-    assert main([*arguments, "--workers", "2", "--device", "cpu", *words(changed(settings))]) == 0
-    assert_nearly_the_same(tmp_path / "two", tmp_path / "one")
 
 
 def test_two_workers_go_on_with_codes_that_are_cut(tmp_path: Path) -> None:

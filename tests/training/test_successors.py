@@ -8,18 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recprune import assign_random
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.ranking import model_boosts
 from recprune.models.settings import Settings
-from recprune.models.transitions import SuccessorTable, count_transitions
+from recprune.models.transitions import (
+    COUNT_BOUNDS,
+    COUNT_BUCKETS,
+    PROBABILITY_BUCKETS,
+    RATIO_BOUNDS,
+    SuccessorTable,
+    buckets,
+    count_transitions,
+)
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import load_model
 from recprune.training.loop import train, validation_ndcg
 from recprune.training.minibatches import make_minibatch
 from recprune.training.sparse_scores import SparseScores, merged
-from recprune.training.successors import Successors
+from recprune.training.successors import Successors, bucketized
+from recprune.types import Int32Array, Int64Array
 from tests.preparation.test_prepared import prepared_of
 from tests.training.test_minibatches import settings_of
 
@@ -66,6 +77,45 @@ def without(table: SuccessorTable, source: int, successor: int) -> SuccessorTabl
     offsets[source + 1 :] -= 1
     kept = np.arange(len(counts)) != entry
     return SuccessorTable(offsets, table.successors[kept], counts[kept], totals)
+
+
+def trained_buckets(counts: Int32Array, totals: Int32Array) -> tuple[Int64Array, Int64Array]:
+    bounds = (torch.from_numpy(RATIO_BOUNDS), torch.from_numpy(COUNT_BOUNDS))
+    found = bucketized(torch.from_numpy(counts), torch.from_numpy(totals), *bounds)
+    return found[0].numpy(), found[1].numpy()
+
+
+def reached(number: int, of: int, num_buckets: int) -> int:
+    """Return how many of √2, 2, 2 √2, … a quotient reaches, in integers: the square of both."""
+    halves = range(1, num_buckets)
+    return sum(number * number >= of * of << half for half in halves)
+
+
+def test_buckets_are_how_often_a_number_doubles_by_halves() -> None:
+    largest = 300
+    for total in range(1, largest):
+        counts = np.arange(1, total + 1, dtype=np.int32)
+        likely, often = buckets(counts, np.int32(total))
+        ratios = [reached(total, int(count), PROBABILITY_BUCKETS) for count in counts]
+        assert likely.tolist() == ratios
+        times = [reached(int(count), 1, COUNT_BUCKETS) for count in counts]
+        assert (often - PROBABILITY_BUCKETS).tolist() == times
+    assert set(ratios) == set(range(PROBABILITY_BUCKETS))  # of the last total
+    assert set(times) == set(range(COUNT_BUCKETS)) - {1}  # nothing lies between 1 and 2
+
+
+@given(total=st.integers(1, 2**31 - 1), data=st.data())
+def test_buckets_are_the_same_in_training_and_served(total: int, data: st.DataObject) -> None:
+    """Also where a quotient is within a millionth of a bound, and where it would not fit 32 bits."""
+    bound = data.draw(st.integers(1, PROBABILITY_BUCKETS)) / 2
+    near = round(total / 2**bound) + np.arange(-3, 4)
+    free = data.draw(st.lists(st.integers(1, total), max_size=20))
+    counts = np.clip(np.array([*near, *free, 1, total]), 1, total).astype(np.int32)
+    served = buckets(counts, np.int32(total))
+    trained = trained_buckets(counts, np.full(len(counts), total, np.int32))
+    assert [part.tolist() for part in served] == [part.tolist() for part in trained]
+    assert served[0].max() < PROBABILITY_BUCKETS <= served[1].min()
+    assert served[1].max() < PROBABILITY_BUCKETS + COUNT_BUCKETS
 
 
 @pytest.mark.parametrize("looks_back", [1, 3])

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import best_epoch, load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
-from recprune.training.tensors import load_tensors
+from recprune.training.tensors import load_tensors, save_tensors
 from recprune.types import InterruptedWorkError
 from tests.preparation.test_prepared import cycle, dated, prepared_of
 from tests.training.test_minibatches import KINDS, settings_of
@@ -497,6 +498,46 @@ def test_going_on_needs_a_whole_checkpoint(tmp_path: Path) -> None:
         run(prepared, settings, tmp_path, resume=True)
 
 
+TABLE = "embedding.item_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("moment", "change"),
+    [
+        ("exp_avg", np.zeros_like),  # Adam's, which moved whole tables before
+        ("exp_avg_sq", lambda squares: squares.mean(1)),  # one number a row
+        ("exp_avg_sq", lambda _: None),
+    ],
+)
+def test_going_on_with_what_another_optimiser_remembers_is_refused(
+    tmp_path: Path, moment: str, change: Callable[[NDArray[Any]], NDArray[Any] | None]
+) -> None:
+    prepared = cycle()
+    settings = settings_of(embedding="full", loss="softmax", negatives="shared", max_epochs=1)
+    run(prepared, settings, tmp_path)
+    tensors, metadata = load_tensors(tmp_path / CHECKPOINT)
+    changed = change(tensors[f"exp_avg_sq.{TABLE}"])
+    others = {name: array for name, array in tensors.items() if name != f"{moment}.{TABLE}"}
+    new = {} if changed is None else {f"{moment}.{TABLE}": changed}
+    save_tensors(tmp_path / CHECKPOINT, others | new, metadata)
+    message = rf"{CHECKPOINT}: was trained by another optimiser: {moment}\.{TABLE};"
+    with pytest.raises(InputError, match=message):
+        run(prepared, settings.with_values({"max_epochs": 2}), tmp_path, resume=True)
+    save_tensors(tmp_path / CHECKPOINT, tensors, metadata)
+    run(prepared, settings.with_values({"max_epochs": 2}), tmp_path, resume=True)
+
+
+def test_a_head_that_is_no_number_is_named_when_a_model_is_loaded(tmp_path: Path) -> None:
+    prepared = cycle()
+    settings = settings_of(loss="softmax", negatives="shared", repeats=3, max_epochs=1)
+    run(prepared, settings, tmp_path)
+    tensors, metadata = load_tensors(tmp_path / MODEL)
+    tensors["repeats.weight"][4, 9] = np.nan
+    save_tensors(tmp_path / MODEL, tensors, metadata)
+    with pytest.raises(StorageError, match=rf"{MODEL}: repeats\.weight has nan at \[4, 9\]"):
+        load_model(tmp_path, prepared)
+
+
 def test_equal_codes_do_not_make_an_equal_log(tmp_path: Path) -> None:
     """Codes by chance depend on the number of items alone; what a model has learnt from does not."""
     prepared = cycle()
@@ -514,6 +555,27 @@ def test_a_folder_with_something_else_is_not_trained_into(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="holds something else"):
         run(prepared, settings_of(), tmp_path / "prepared")
     assert Prepared.load(tmp_path / "prepared").num_items == prepared.num_items
+
+
+def test_a_model_saved_before_networks_had_a_width_of_their_own_is_as_wide_inside(
+    tmp_path: Path,
+) -> None:
+    prepared = cycle()
+    settings = settings_of(architecture="esasrec", inner_share=1.0, max_epochs=1)
+    train(prepared, settings, tmp_path, device="cpu")
+    tensors, metadata = load_tensors(tmp_path / MODEL)
+    saved = json.loads(metadata["settings"])
+    del saved["model"]["inner_share"]
+    save_tensors(tmp_path / MODEL, tensors, metadata | {"settings": json.dumps(saved)})
+    model, found = load_model(tmp_path, prepared)
+    assert found == settings
+    inner = model.state_dict()["blocks.0.inner.weight"]
+    assert inner.shape == (16, 16)
+    assert np.array_equal(inner.numpy(), tensors["blocks.0.inner.weight"])
+    saved["model"]["inner_share"] = 0.25
+    save_tensors(tmp_path / MODEL, tensors, metadata | {"settings": json.dumps(saved)})
+    with pytest.raises(StorageError, match=r"does not fit the model: blocks\.0\.inner\.bias"):
+        load_model(tmp_path, prepared)
 
 
 def test_a_model_is_loaded_only_for_its_own_prepared_log(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.repeats import RepeatBoosts
+from recprune.models.repeats import NUM_BUCKETS, RepeatBoosts
 from recprune.models.settings import ModelSettings
-from recprune.models.transitions import SuccessorTable, TransitionBoosts
+from recprune.models.transitions import BUCKETS, SuccessorTable, TransitionBoosts
 from recprune.types import Boosts, Float32Array, Int32Array, StorageError, Timeline
 
 
@@ -74,6 +74,29 @@ class BoostHeads:
             None if own is None else own(sequence_embeddings, histories, timelines),
             None if following is None else following(sequence_embeddings, histories),
         )
+
+
+def check_heads(weights: Mapping[str, NDArray[Any]], settings: ModelSettings) -> None:
+    """Refuse heads that do not fit the model, or are not numbers: a file may say anything.
+
+    Not for a model in training: one that has diverged is told by its loss.
+    """
+    heads = {"repeats": NUM_BUCKETS, "transitions": settings.transitions * BUCKETS}
+    for head, num_buckets in heads.items():
+        shapes = {"weight": (num_buckets, settings.width), "bias": (num_buckets,)}
+        for part, shape in shapes.items():
+            name = f"{head}.{part}"
+            if getattr(settings, head) and name in weights:
+                _check_numbers(weights[name], name, shape)
+
+
+def _check_numbers(array: NDArray[Any], name: str, shape: tuple[int, ...]) -> None:
+    if array.dtype != np.float32 or array.shape != shape:
+        given = f"{array.dtype}{list(array.shape)}"
+        raise StorageError(f"{name} is {given}, expected float32{list(shape)}")
+    if not np.isfinite(array).all():
+        place = tuple(int(axis) for axis in np.argwhere(~np.isfinite(array))[0])
+        raise StorageError(f"{name} has {array[place]} at {list(place)}, expected numbers")
 
 
 def add_boosts(first: Boosts | None, second: Boosts | None) -> Boosts | None:

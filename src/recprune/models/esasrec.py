@@ -4,7 +4,8 @@ LiGR (Borisyuk et al., 2025) normalises before each part of a layer and lets a s
 input decide, number by number, how much of the part is added; SwiGLU (Shazeer, 2020) is a network
 whose inner values are multiplied by others. The combination is that of eSASRec (RecSys 2025), which
 also has a loss: sampled softmax with the logQ correction. Projections after attention are left out,
-as in SASRec, and the inner network is as wide as the model.
+as in SASRec. A block has three matrices more than SASRec's, so how wide the network is inside
+decides what encoding costs: the setting `inner_share`.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class ESASRecBlock(nn.Module):
         self.value = nn.Linear(width, width)
         self.attention_gate = nn.Linear(width, width)
         self.network_norm = nn.LayerNorm(width)
-        self.inner = nn.Linear(width, width)
-        self.inner_factor = nn.Linear(width, width)
-        self.outer = nn.Linear(width, width)
+        inner_width = settings.inner_width
+        self.inner = nn.Linear(width, inner_width)
+        self.inner_factor = nn.Linear(width, inner_width)
+        self.outer = nn.Linear(inner_width, width)
         self.network_gate = nn.Linear(width, width)
         self.dropout = nn.Dropout(settings.dropout)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.models.timelines import AGE_BUCKETS, UNKNOWN_AGE, age_buckets
-from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, Timeline
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline
 
 # Recent events have a bucket each, older ones share: two buckets for every doubling.
 _RECENT = 8
@@ -114,8 +114,6 @@ class RepeatBoosts:
 
     def __init__(self, weight: Float32Array, bias: Float32Array, looks_back: int) -> None:
         """Take the linear map, [buckets, d] and [buckets], and how many events it looks back."""
-        if weight.ndim != 2 or len(weight) != NUM_BUCKETS or bias.shape != (NUM_BUCKETS,):
-            raise StorageError("the repeat head of the recommender is of another version")
         self._weight = weight
         self._bias = bias
         self._looks_back = looks_back

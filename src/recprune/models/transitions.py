@@ -10,6 +10,7 @@ learn to trust what it will never see again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,8 +26,21 @@ SUCCESSORS = 16  # of an item, at most
 PROBABILITY_BUCKETS = 16  # two for every halving
 COUNT_BUCKETS = 12  # two for every doubling
 BUCKETS = PROBABILITY_BUCKETS + COUNT_BUCKETS  # for each of the last items
-# Added before rounding down, so that all machines agree on powers of two.
-ROUNDING = 1e-4
+RATIO_UNIT = 1 << 20  # of total ÷ count in integers: two int32 leave so much room in an int64
+
+
+def _half_powers(num_buckets: int, unit: int) -> Int64Array:
+    """Return where all buckets but the first begin: √2, 2, 2 √2, … units, rounded up.
+
+    Integers, so that what is trained and what is served cannot disagree, on any machine.
+    """
+    squares = (unit * unit << half for half in range(1, num_buckets))
+    return np.array([math.isqrt(square - 1) + 1 for square in squares], np.int64)
+
+
+# A bucket is how many of these a number reaches.
+RATIO_BOUNDS = _half_powers(PROBABILITY_BUCKETS, RATIO_UNIT)
+COUNT_BOUNDS = _half_powers(COUNT_BUCKETS, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +112,6 @@ class TransitionBoosts:
         self, weight: Float32Array, bias: Float32Array, looks_back: int, table: SuccessorTable
     ) -> None:
         """Take the linear map, [buckets, d] and [buckets], and how many last items it looks at."""
-        if weight.ndim != 2 or bias.shape != (looks_back * BUCKETS,) or len(weight) != len(bias):
-            raise StorageError("the transition head of the recommender is of another version")
         self._weight = weight
         self._bias = bias
         self._looks_back = looks_back
@@ -131,9 +143,7 @@ class TransitionBoosts:
 
 def buckets(counts: Int32Array, total: np.int32) -> tuple[Int64Array, Int64Array]:
     """Return for transitions from one item the buckets of probability, and of count."""
-    likely = np.floor(2 * np.log2(total / counts) + ROUNDING)
-    often = np.floor(2 * np.log2(counts) + ROUNDING)
-    return (
-        np.minimum(likely, PROBABILITY_BUCKETS - 1).astype(np.int64),
-        PROBABILITY_BUCKETS + np.minimum(often, COUNT_BUCKETS - 1).astype(np.int64),
-    )
+    ratios = int(total) * RATIO_UNIT // counts.astype(np.int64)
+    likely = np.searchsorted(RATIO_BOUNDS, ratios, side="right")
+    often = np.searchsorted(COUNT_BOUNDS, counts, side="right")
+    return likely, PROBABILITY_BUCKETS + often

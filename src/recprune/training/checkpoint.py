@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.models.architectures import SequenceModel, build_model, looks_at_times
+from recprune.models.boost_heads import check_heads
 from recprune.models.learnt_codes import CodeReport
 from recprune.models.settings import Settings
 from recprune.models.transitions import count_transitions
@@ -106,11 +107,13 @@ def load_checkpoint(
         }
         model, optimiser = fit_stage(state)
         _load_weights(model, weights)
+        moments = {name: tensors[name] for name in tensors if not name.startswith("model.")}
+        _check_moments(path, model, optimiser, moments)
         for name, parameter in model.named_parameters():
             optimiser.remember(
                 parameter,
                 {
-                    moment: torch.from_numpy(tensors[f"{moment}.{name}"])
+                    moment: torch.from_numpy(moments[f"{moment}.{name}"])
                     for moment in optimiser.moments(parameter)
                 },
             )
@@ -119,6 +122,30 @@ def load_checkpoint(
     except (KeyError, TypeError, ValueError, StorageError) as error:
         raise StorageError(f"{path}: not a whole checkpoint: {error}") from None
     return state
+
+
+def _check_moments(
+    path: Path,
+    model: SequenceModel,
+    optimiser: Optimiser,
+    found: Mapping[str, NDArray[Any]],
+) -> None:
+    """Refuse what another optimiser remembered: it would go on as no training would have.
+
+    An earlier version moved large tables by Adam, for example.
+    """
+    expected = {
+        f"{moment}.{name}": () if moment == "step" else tuple(parameter.shape)
+        for name, parameter in model.named_parameters()
+        for moment in optimiser.moments(parameter)
+    }
+    shapes = {name: array.shape for name, array in found.items()}
+    if shapes != expected:
+        wrong = [name for name in expected | shapes if expected.get(name) != shapes.get(name)]
+        raise InputError(
+            f"{path}: was trained by another optimiser: {', '.join(sorted(wrong)[:3])}; "
+            "train anew, in another folder"
+        )
 
 
 def training_tensors(
@@ -196,6 +223,7 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         raise InputError(f"{path}: was trained on another prepared log")
     try:
         model = model_from_arrays(settings, prepared.codes, prepared.num_sub_items, tensors)
+        check_heads(tensors, settings.model)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
     if settings.model.transitions:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.transitions import (
     BUCKETS,
-    COUNT_BUCKETS,
+    COUNT_BOUNDS,
     PROBABILITY_BUCKETS,
-    ROUNDING,
+    RATIO_BOUNDS,
+    RATIO_UNIT,
     SUCCESSORS,
     SuccessorTable,
 )
@@ -37,6 +38,9 @@ class Successors:
         self._offsets, self._successors, self._counts, self._totals = (
             torch.from_numpy(array.copy()).to(device)
             for array in (table.offsets, table.successors, table.counts, table.totals)
+        )
+        self._bounds = tuple(
+            torch.from_numpy(bounds).to(device) for bounds in (RATIO_BOUNDS, COUNT_BOUNDS)
         )
 
     def __call__(
@@ -78,15 +82,17 @@ class Successors:
         counts = self._counts[entries] - itself.int()
         totals = self._totals[last] - (last == newest).int()
         valid = valid & (counts > 0)
-        likely, often = _buckets(counts.clamp(min=1), totals.clamp(min=1).unsqueeze(1))
+        likely, often = bucketized(
+            counts.clamp(min=1), totals.clamp(min=1).unsqueeze(1), *self._bounds
+        )
         boosts = numbers.gather(1, likely) + numbers.gather(1, often)
         return SparseScores(items, self._embedding.scores(states, items).float(), boosts, valid)
 
 
-def _buckets(counts: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    likely = torch.floor(2 * torch.log2(totals / counts) + ROUNDING).long()
-    often = torch.floor(2 * torch.log2(counts.float()) + ROUNDING).long()
-    return (
-        likely.clamp(0, PROBABILITY_BUCKETS - 1),
-        PROBABILITY_BUCKETS + often.clamp(0, COUNT_BUCKETS - 1),
-    )
+def bucketized(
+    counts: Tensor, totals: Tensor, ratio_bounds: Tensor, count_bounds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the buckets of transitions, with RATIO_BOUNDS and COUNT_BOUNDS given."""
+    counts = counts.long()
+    likely = torch.bucketize(totals.long() * RATIO_UNIT // counts, ratio_bounds, right=True)
+    return likely, PROBABILITY_BUCKETS + torch.bucketize(counts, count_bounds, right=True)
