@@ -60,8 +60,6 @@ class CostModel {
     static constexpr std::size_t kMostLists = 16;
     // If only one item in so many is allowed, these are scored one by one.
     static constexpr std::size_t kSelective = 32;
-    // Nanoseconds that an item costs more if it is found by cells: two cache misses.
-    static constexpr double kFoundItem = 200.0;
     // The share of a scan's time from which on the found items alone rule cells out.
     static constexpr double kMostFinding = 0.75;
     // Cells of a first round: so many for a catalogue of so many items if so many are wanted. Fewer
@@ -76,7 +74,7 @@ class CostModel {
     double cell() const {
         return costs_.cell + costs_.cell_item * (items() / static_cast<double>(kCells));
     }
-    double finding() const { return kFoundItem * static_cast<double>(k_); }
+    double finding() const { return costs_.found_item * static_cast<double>(k_); }
 
     const Costs& costs_;
     std::size_t num_items_;

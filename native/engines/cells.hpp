@@ -212,6 +212,11 @@ class CellSearch {
     // The slack that a first round is quantised for, as a share of the largest deficit conceivable.
     // There is no threshold yet, and only resolution hangs on this guess. Found by trial.
     static constexpr double kFirstGuess = 0.1;
+    // How much larger the guess is made where too few cells are counted, and a guess with which all
+    // are: no pair has deficits of more than range, and half of the units are counted.
+    static constexpr double kGuessGrowth = 2.0;
+    static constexpr double kLastGuess = 2.0;
+    static_assert(kTargetLimit / kLastGuess < kDepth);
     // How much larger the budget of a first round is than that of the one before, which found too
     // few items. Found by trial.
     static constexpr double kBudgetGrowth = 4.0;
@@ -224,10 +229,8 @@ class CellSearch {
     // Finds a threshold: visits ever more cells until the top K is full. One that a floor or
     // boosted items have set will do if it makes cells pay; else one round looks for a better one.
     Round first_round(const CellSettings& settings) {
-        deficits_.quantise(kFirstGuess * deficits_.range());
-        count_cells();
         double budget = settings.first_round_cells;
-        RingDepths ring = choose(kNoLimit, budget);
+        RingDepths ring = plan_first_round(budget);
         if (top_.full() && threshold_will_do(settings, ring)) return Round::completed;
         while (true) {
             if (ring.cells < budget || ring.cells > settings.most_cells)
@@ -237,7 +240,19 @@ class CellSearch {
             top_.settle();
             if (top_.full()) return Round::completed;
             budget *= kBudgetGrowth;
-            ring = choose(kNoLimit, budget);
+            ring = plan_first_round(budget);
+        }
+    }
+
+    // Returns the cheapest depths that reach `budget` cells, or all cells where these are fewer.
+    // Post: the tables are those that the depths count in. A few sub-items may stand so far above
+    // all others that hardly any cell is within the first guess: then the units are made coarser.
+    RingDepths plan_first_round(double budget) {
+        for (double guess = kFirstGuess;; guess *= kGuessGrowth) {
+            deficits_.quantise(guess * deficits_.range());
+            count_cells();
+            const RingDepths ring = choose(kNoLimit, budget);
+            if (ring.cells >= budget || guess >= kLastGuess) return ring;
         }
     }
 
@@ -250,8 +265,7 @@ class CellSearch {
         count_cells();
         const int limit = deficits_.limit(slack);
         if (choose(limit, settings.paying_cells).covers() >= limit) return true;
-        deficits_.quantise(kFirstGuess * deficits_.range());
-        count_cells();
+        plan_first_round(settings.first_round_cells);
         return false;
     }
 

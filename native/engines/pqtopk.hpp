@@ -14,8 +14,9 @@
 
 namespace recprune {
 
-// Splits of the paper's codes: the case whose loop is unrolled.
+// Splits of the paper's codes, and of learnt ones twice as long: the cases whose loop is unrolled.
 constexpr std::size_t kUsualSplits = 8;
+constexpr std::size_t kManySplits = 16;
 
 // The definition of an item's score: sub-item scores in split order, in float32.
 template <class Code>
@@ -42,6 +43,8 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
     };
     if (num_splits == kUsualSplits)
         run(std::integral_constant<std::size_t, kUsualSplits>{});
+    else if (num_splits == kManySplits)
+        run(std::integral_constant<std::size_t, kManySplits>{});
     else
         run(num_splits);
     stats.items_scored = stats.items_touched = static_cast<std::int64_t>(num_items);

@@ -361,7 +361,11 @@ Kernels avx512_kernels() {
     return {
         .name = "avx512",
         // A scan streams two to six bytes an item; a cell is two or three cache misses.
-        .costs = {.scanned_item = 0.24, .cell = 35.0, .cell_item = 0.3, .lists_are_cheap = true},
+        .costs = {.scanned_item = 0.24,
+                  .cell = 35.0,
+                  .cell_item = 0.3,
+                  .found_item = 200.0,
+                  .lists_are_cheap = true},
         .sub_item_scores = sub_item_scores_avx512,
         .quantise = quantise_avx512,
         .look_up = look_up_avx512,

@@ -78,6 +78,7 @@ struct Costs {
     double scanned_item;   // nanoseconds for an item of a scan
     double cell;           // nanoseconds for a cell, however many items it has
     double cell_item;      // nanoseconds for an item of a cell
+    double found_item;     // nanoseconds that a wanted item costs more if it is found by cells
     bool lists_are_cheap;  // to be scanned for a first threshold, where a few cells would also do
 };
 

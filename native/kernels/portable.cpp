@@ -147,7 +147,11 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a cell mostly wait for.
-        .costs = {.scanned_item = 2.2, .cell = 80.0, .cell_item = 1.5, .lists_are_cheap = false},
+        .costs = {.scanned_item = 2.2,
+                  .cell = 80.0,
+                  .cell_item = 1.5,
+                  .found_item = 200.0,
+                  .lists_are_cheap = false},
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,

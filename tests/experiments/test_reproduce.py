@@ -119,6 +119,7 @@ def test_only_what_is_needed_is_made(quick: Path, tmp_path: Path) -> None:
     assert {path.name for path in (quick / "quick" / "synthetic").iterdir()} == {
         "prepared",
         "source.json",
+        "codes",
         "models",
         "variants",
         "workloads",

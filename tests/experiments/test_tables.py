@@ -197,7 +197,7 @@ def test_published_models_stand_beside_ours() -> None:
     assert "times to φ over 512 of them" in tables[0].note
 
 
-EVERYTHING: frozenset[Need] = frozenset({"log", "models", "full", "workloads", "variants"})
+EVERYTHING: frozenset[Need] = frozenset({"log", "models", "full", "workloads", "variants", "codes"})
 
 
 def test_models_are_trained_as_those_of_the_report(log: LogFolder) -> None:
@@ -217,6 +217,15 @@ def test_models_are_trained_as_those_of_the_report(log: LogFolder) -> None:
     }
     assert variants == {
         (loss, weight, 0.5) for loss in ("agreement", "concentration") for weight in (0.0003, 0.003)
+    }
+    codes = {
+        name: (settings.model.codes, settings.model.num_splits)
+        for name, settings in wanted("gitlog", frozenset({"codes"})).items()
+    }
+    assert codes == {
+        "codes/svd-codes": ("svd", 8),
+        "codes/learnt-m-8": ("learnt", 8),
+        "codes/learnt-m-16": ("learnt", 16),
     }
     for settings in (*own.values(), *wanted("gowalla").values()):
         assert settings.training.patience < settings.training.max_epochs, "or it never stops early"

@@ -223,6 +223,20 @@ def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
                 assert_same(boosted, expected_boosted, (isa, method, "boosts"))
 
 
+def test_cells_serve_users_for_whom_few_sub_items_stand_out(isa: str) -> None:
+    """As learnt codes have them: hardly any cell is near the best, and yet no scan is needed."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    for height in (5.0, 20.0, 300.0):
+        scores = rng.standard_normal((8, 256)).astype(np.float32)
+        scores[:, :3] += np.float32(height)
+        top = index.search_scores(scores, 10, method="cells")
+        assert top.stats.method == ["cells"]
+        assert top.stats.items_touched[0] < len(codes) / 4
+        assert_same(top, reference.exhaustive(scores, codes, 10), (isa, height))
+
+
 @settings(max_examples=FUZZ // 20 or 100, derandomize=not FUZZ)
 @given(
     st.integers(0, 2**32 - 1),

@@ -30,7 +30,14 @@ from recprune.experiments.run import (
 from recprune.types import InputError, InterruptedWorkError, Progress, no_progress
 
 # What a quick run trains: enough to see everything work, in seconds.
-_QUICK = {"width": 64, "length": 50, "max_epochs": 2, "batches_per_epoch": 20}
+_QUICK = {
+    "width": 64,
+    "length": 50,
+    "max_epochs": 2,
+    "batches_per_epoch": 20,
+    "batch_size": 32,
+    "full_epochs": 1,
+}
 _QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
 
 
@@ -63,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-train",
         action="store_true",
-        help="leave models out that are not there: the full table, and those for pruning",
+        help="leave models out that are not there: the full table, those for pruning, other codes",
     )
     parser.add_argument(
         "--report-only", action="store_true", help="make the report from the records that there are"
@@ -150,7 +157,7 @@ def _setup(
         )
         for source in sources
     ]
-    workloads, variants = [], []
+    workloads, variants, codes = [], [], []
     for log in logs:
         # A model without sub-items has nothing to prune: it is in the table of models alone.
         if "workloads" in needs:
@@ -158,6 +165,8 @@ def _setup(
             workloads += _workloads(parsed, log, paper, home, progress)
         if "variants" in needs:
             variants += _workloads(parsed, log, log.variants, home, progress)
+        if "codes" in needs:
+            codes += _workloads(parsed, log, log.codes, home, progress)
     return Setup(
         tuple(logs),
         tuple(workloads),
@@ -165,6 +174,7 @@ def _setup(
         parsed.quick,
         memory,
         parsed.seed,
+        tuple(codes),
     )
 
 

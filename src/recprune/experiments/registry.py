@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recprune.experiments.framework.experiment import Experiment
+from recprune.experiments.ours.other_codes import OtherCodes
 from recprune.experiments.ours.peer_table import PeerTable
 from recprune.experiments.ours.prunable import Prunable
 from recprune.experiments.ours.scaling import Scaling, Splits
@@ -28,4 +29,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Splits(),
     PeerTable(),
     Prunable(),
+    OtherCodes(),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -15,8 +15,9 @@ from recprune.experiments.report.document import Block, Section, Text
 from recprune.types import Json, Progress
 
 # What an experiment works on: prepared logs, the paper's three models, SASRec with a full table,
-# test users encoded by the three, and models trained to be pruned. Only what is needed is made.
-Need: TypeAlias = Literal["log", "models", "full", "workloads", "variants"]
+# test users encoded by the three, models trained to be pruned, and models that differ in their
+# codes. Only what is needed is made.
+Need: TypeAlias = Literal["log", "models", "full", "workloads", "variants", "codes"]
 
 MODEL_NAMES = {
     "sasrecjpq": "SASRecJPQ",
@@ -36,6 +37,7 @@ class LogFolder:
     prepared: Path
     models: dict[str, Path]  # the paper's models, by the names above
     variants: dict[str, Path]  # models trained in some other way, to be compared with gsasrecjpq
+    codes: dict[str, Path] = field(default_factory=dict)  # models that differ in their codes
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Setup:
     quick: bool
     memory_bytes: int
     seed: int = 0
+    codes: tuple[Workload, ...] = ()  # of models that differ in their codes
 
     def sized(self, full: int, quick: int) -> int:
         """Return a count: `quick` in a quick run, else `full`."""

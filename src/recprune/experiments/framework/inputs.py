@@ -33,6 +33,13 @@ _VARIANTS = {
     for loss in ("agreement", "concentration")
     for weight in (0.0003, 0.003)
 }
+# Models that differ in their codes: as prepared, and learnt ones of two lengths. Named as the
+# folders of benchmarks.quality, whose models can stand in for them.
+_CODES: dict[str, dict[str, Any]] = {
+    "svd-codes": {"codes": "svd"},
+    "learnt-m-8": {"codes": "learnt", "num_splits": 8},
+    "learnt-m-16": {"codes": "learnt", "num_splits": 16},
+}
 # Where training differs from the presets. An epoch count as large as the patience of 200 would keep
 # early stopping from ever acting.
 _TRAINING = {"max_epochs": 1000}
@@ -68,7 +75,8 @@ def log_folder(
     """Return a log with its models; what is missing is made from the log.
 
     `folder` gets `prepared`, `models/NAME` for each of the paper's models (and SASRec with a full
-    table, if that fits into memory) and `variants/NAME` for those that are trained to be pruned.
+    table, if that fits into memory), `variants/NAME` for those that are trained to be pruned and
+    `codes/NAME` for those that differ in their codes.
     Models that were trained elsewhere are found there too. Only what is in `needs` is trained;
     without `may_train`, what is not there is left out, but for the paper's three. `changes` are
     settings of training in place of the usual ones.
@@ -98,6 +106,7 @@ def log_folder(
         prepared_folder,
         {path.name: path for path in _trained(folder / "models")},
         {path.name: path for path in _trained(folder / "variants")},
+        {path.name: path for path in _trained(folder / "codes")},
     )
 
 
@@ -154,6 +163,10 @@ def wanted_models(
     if "variants" in needs:
         for variant, extra in _VARIANTS.items():
             wanted[f"variants/{variant}"] = settings("gsasrecjpq", extra)
+    if "codes" in needs:
+        recommended = find_preset("recommended")
+        for name, codes in _CODES.items():
+            wanted[f"codes/{name}"] = recommended.with_values({**_TRAINING, **codes, **changes})
     return wanted
 
 

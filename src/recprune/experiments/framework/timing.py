@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune import _native
 from recprune.experiments.peers.peer import Peer
 from recprune.search.index import Index
 from recprune.search.methods import Method
@@ -60,6 +61,12 @@ class Timed:
                 figures[name] = float(np.median(self.records[name]))
                 figures[f"{name}_p95"] = float(np.percentile(self.records[name], 95))
         return figures
+
+    def share_by(self, method: str) -> float:
+        """Return the share of the queries that this method answered, chosen by `auto` or not."""
+        if self.records is None:
+            raise AssertionError("a search of an index leaves records")
+        return float((self.records["method"] == _native.Method[method].value).mean())
 
 
 def milliseconds(entry: Json, name: str, digits: int = 3) -> str:
@@ -112,11 +119,14 @@ def unsuited(index: Index, method: str | Method) -> str | None:
     return None
 
 
-def index_search(index: Index, method: str | Method) -> Search:
-    """Return the search of an index by one method, as it is timed: a whole call from Python."""
+def index_search(index: Index, method: str | Method, cutoff: int | None = None) -> Search:
+    """Return the search of an index by one method, as it is timed: a whole call from Python.
+
+    With a `cutoff`, it has a K of its own.
+    """
 
     def search(query: Float32Array, k: int) -> Answer:
-        found = index.search(query, k, method=method)
+        found = index.search(query, k if cutoff is None else cutoff, method=method)
         return found.ids, found.scores, found.stats.raw
 
     return search
@@ -124,6 +134,42 @@ def index_search(index: Index, method: str | Method) -> Search:
 
 def peer_search(peer: Peer) -> Search:
     return lambda query, k: (peer.search(query, k), None, None)
+
+
+def side_by_side(
+    models: Sequence[Mapping[str, Search]],
+    queries: Sequence[Float32Array],
+    k: int,
+    *,
+    seed: int,
+    limits: Mapping[str, int] | None = None,
+    progress: Progress = no_progress,
+) -> list[dict[str, Timed]]:
+    """Time the searches of several models as `interleaved` does; return them by model.
+
+    Every model has its own sequence embeddings: side by side in one row, each search takes its own,
+    so that all meet the same users at about the same time. `limits` go by the name of a search.
+    """
+    searches: dict[str, Search] = {}
+    start = 0
+    for at, (own, embeddings) in enumerate(zip(models, queries, strict=True)):
+        end = start + embeddings.shape[1]
+        for name, search in own.items():
+            searches[f"{at} {name}"] = _of_columns(search, start, end)
+        start = end
+    fewer = {
+        f"{at} {name}": limit
+        for at, own in enumerate(models)
+        for name, limit in (limits or {}).items()
+        if name in own
+    }
+    rows = np.concatenate(queries, 1)
+    timed = interleaved(searches, rows, k, seed=seed, limits=fewer, progress=progress)
+    return [{name: timed[f"{at} {name}"] for name in own} for at, own in enumerate(models)]
+
+
+def _of_columns(search: Search, start: int, end: int) -> Search:
+    return lambda row, k: search(row[start:end], k)
 
 
 def interleaved(

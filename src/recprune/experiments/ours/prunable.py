@@ -15,7 +15,13 @@ from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.evaluation.resampling import bootstrap_mean
 from recprune.experiments.framework.experiment import ExperimentPart, Need, Setup, section_of
 from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.timing import Search, Timed, index_search, interleaved, unsuited
+from recprune.experiments.framework.timing import (
+    Search,
+    Timed,
+    index_search,
+    side_by_side,
+    unsuited,
+)
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import scatter
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
@@ -169,21 +175,13 @@ def _timed(
     workloads: Sequence[Workload], queries: int, seed: int, progress: Progress
 ) -> list[dict[str, Timed]]:
     """Time all methods of all models in turns; return them by model, then by method."""
-    searches: dict[str, Search] = {}
-    start = 0
-    for at, workload in enumerate(workloads):
-        end = start + workload.index.width
-        for method, search in _searches(workload).items():
-            searches[f"{at} {method}"] = _of_columns(search, start, end)
-        start = end
-    # Every model has its own sequence embeddings: side by side in one row, each search takes its
-    # own, so that all meet the same users at about the same time.
-    rows = np.concatenate([workload.sequence_embeddings[:queries] for workload in workloads], 1)
-    timed = interleaved(searches, rows, 10, seed=seed, progress=progress)
-    return [
-        {method: timed[f"{at} {method}"] for method in _METHODS if f"{at} {method}" in timed}
-        for at in range(len(workloads))
-    ]
+    return side_by_side(
+        [_searches(workload) for workload in workloads],
+        [workload.sequence_embeddings[:queries] for workload in workloads],
+        10,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def relative_slack(workload: Workload, queries: int) -> float:
@@ -223,10 +221,6 @@ def _searches(workload: Workload) -> dict[str, Search]:
         for method in _METHODS
         if unsuited(workload.index, method) is None  # cells need eight splits
     }
-
-
-def _of_columns(search: Search, start: int, end: int) -> Search:
-    return lambda row, k: search(row[start:end], k)
 
 
 def _blocks(figures: Json) -> list[Block]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recprune import _native
 from recprune.experiments.framework.experiment import (
     ExperimentPart,
     Need,
@@ -17,9 +16,6 @@ from recprune.experiments.framework.record import Record
 from recprune.experiments.framework.timing import (
     COMPARED,
     NEARLY,
-    Answer,
-    Search,
-    Timed,
     agreement,
     agreement_in_words,
     index_search,
@@ -30,9 +26,8 @@ from recprune.experiments.framework.timing import (
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.report.charts import lines
 from recprune.experiments.report.document import Block, Picture, Section, Table, Text
-from recprune.search.index import Index
 from recprune.search.methods import Cells
-from recprune.types import Float32Array, Json, Progress
+from recprune.types import Json, Progress
 
 # Not `cells`, which `auto` takes where they pay; nor `default`, whose time is that of the product
 # with all item vectors, whatever K is.
@@ -94,7 +89,7 @@ def measure(
     methods = [method for method in _METHODS if method not in left_out]
     # All cutoffs in one run, so that what slows the machine down for a while bends no curve.
     timed = interleaved(
-        {f"{method} {k}": _search_at(index, method, k) for method in methods for k in possible},
+        {f"{method} {k}": index_search(index, method, k) for method in methods for k in possible},
         queries,
         0,
         seed=seed,
@@ -108,29 +103,13 @@ def measure(
         for method in methods
     }
     for entry in entries["auto"]:
-        entry["by_cells"] = _share_by_cells(timed[f"auto {entry['k']}"])
+        entry["by_cells"] = timed[f"auto {entry['k']}"].share_by(Cells.name)
     return {
         **workload.describe(),
         "methods": entries,
         "agreed": agreed,
         "left_out": left_out,
     }
-
-
-def _search_at(index: Index, method: str, cutoff: int) -> Search:
-    """Return a search with a K of its own."""
-    search = index_search(index, method)
-
-    def at_cutoff(query: Float32Array, _: int) -> Answer:
-        return search(query, cutoff)
-
-    return at_cutoff
-
-
-def _share_by_cells(timed: Timed) -> float:
-    if timed.records is None:
-        raise AssertionError("a search of an index leaves records")
-    return float((timed.records["method"] == _native.Method[Cells.name].value).mean())
 
 
 def _blocks(record: Record) -> list[Block]:
