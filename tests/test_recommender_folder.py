@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from recprune import InputError, MissingExtraError, StorageError
 from recprune.models.repeats import NUM_BUCKETS
+from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
@@ -221,13 +222,14 @@ def spoilt(number: float, place: int, *shape: int) -> Float32Array:
 
 
 OWN, NEXT, WIDTH = NUM_BUCKETS, 2 * BUCKETS, SMALL["width"]
+BOTH = WIDTH + NUM_SITUATIONS
 
 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("repeats.weight", np.zeros((OWN, 16), np.float32), f"float32[{OWN}, 16], expected float32[{OWN}, 32]"),
-        ("repeats.weight", np.zeros((OWN - 1, WIDTH), np.float32), f"float32[{OWN - 1}, 32], expected"),
+        ("repeats.weight", np.zeros((OWN, 16), np.float32), f"float32[{OWN}, 16], expected float32[{OWN}, {BOTH}]"),
+        ("repeats.weight", np.zeros((OWN - 1, BOTH), np.float32), f"float32[{OWN - 1}, {BOTH}], expected"),
         ("repeats.bias", np.zeros(OWN), f"float64[{OWN}], expected float32[{OWN}]"),
         ("repeats.bias", spoilt(np.inf, 2, OWN), "repeats.bias has inf at [2], expected numbers"),
         ("transitions.weight", spoilt(np.nan, 7, NEXT, WIDTH), "transitions.weight has nan at [7, 0]"),

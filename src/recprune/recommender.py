@@ -101,7 +101,7 @@ class Recommender:
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
         model_settings = Settings.from_json({"model": settings["model"]}).model
-        self.heads = BoostHeads(weights, model_settings, successors)
+        self.heads = BoostHeads(weights, model_settings, successors, index.score)
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 

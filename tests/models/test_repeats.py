@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,16 @@ from recprune.models.repeats import (
     recency_bucket,
 )
 from recprune.models.settings import Settings
-from recprune.models.timelines import AGE_BOUNDS, UNKNOWN_AGE
-from recprune.types import Timeline
+from recprune.models.situations import (
+    FIRST_GAP,
+    FIRST_SITTING,
+    FIRST_TENTH,
+    NUM_SITUATIONS,
+    UNKNOWN_SITTING,
+    situation,
+)
+from recprune.models.timelines import AGE_BOUNDS, UNKNOWN_AGE, age_buckets
+from recprune.types import Float32Array, Int64Array, Timeline
 
 EIGHT_SECONDS = AGE_BOUNDS.tolist().index(8) + 1  # the bucket that begins there
 HISTORIES = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=4)
@@ -82,13 +91,17 @@ def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
 
 def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((NUM_BUCKETS, 4)).astype(np.float32)
+    weight = rng.standard_normal((NUM_BUCKETS, 4 + NUM_SITUATIONS)).astype(np.float32)
     bias = rng.standard_normal(NUM_BUCKETS).astype(np.float32)
     states = rng.standard_normal((2, 4)).astype(np.float32)
     histories = [np.array([3, 3, 5], np.int32), np.array([8], np.int32)]
-    boosts = RepeatBoosts(weight, bias, 10)(states, histories)
+    boosts = RepeatBoosts(weight, bias, 10, 1.0, not_asked)(states, histories)
     assert [items.tolist() for items, _ in boosts] == [[3, 5], [8]]
-    numbers = states.astype(np.float64) @ weight.T + bias
+    numbers = states.astype(np.float64) @ weight[:, :4].T + bias
+    untimed = [FIRST_GAP + UNKNOWN_AGE, UNKNOWN_SITTING]
+    # Three events of two items: 6 of 10 are different ones; one event, of an item of its own.
+    situations = [[2, FIRST_TENTH + 6, *untimed], [0, FIRST_TENTH + 9, *untimed]]
+    numbers += np.stack([weight[:, 4 + np.array(rows)].sum(1) for rows in situations])
     # Item 3 came one event ago, twice: its decayed counts are 1.967 and 1.997.
     known = numbers[0, 1] + numbers[0, FIRST_FAST + 3] + numbers[0, FIRST_SLOW + 3]
     unknown_age = numbers[:, FIRST_AGE + UNKNOWN_AGE]
@@ -98,9 +111,54 @@ def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
     assert boosts[0][1].dtype == np.float32
     # Asked nine seconds after its last event: 8 to below 11.
     timeline = Timeline(np.array([0, 100, 105]), 109)
-    timed = RepeatBoosts(weight, bias, 10)(states, histories, [timeline, None])
-    assert timed[0][1][0] == pytest.approx(known + numbers[0, FIRST_AGE + EIGHT_SECONDS], abs=1e-5)
+    timed = RepeatBoosts(weight, bias, 10, 1.0, not_asked)(states, histories, [timeline, None])
+    # The newest event is four seconds old, and the only one of its time.
+    four_seconds = int(age_buckets(np.array([4]))[0])
+    known_times = [2, FIRST_TENTH + 6, FIRST_GAP + four_seconds, FIRST_SITTING]
+    now = states[0].astype(np.float64) @ weight[:, :4].T + bias
+    now += weight[:, 4 + np.array(known_times)].sum(1)
+    buckets = [1, FIRST_FAST + 3, FIRST_SLOW + 3, FIRST_AGE + EIGHT_SECONDS]
+    assert timed[0][1][0] == pytest.approx(now[buckets].sum(), abs=1e-5)
     assert np.array_equal(timed[1][1], boosts[1][1])
+
+
+def not_asked(*_: Any) -> Float32Array:
+    raise AssertionError("own items keep their scores: nobody has to know them")
+
+
+def test_own_items_may_keep_a_share_of_their_scores_only() -> None:
+    weight = np.zeros((NUM_BUCKETS, 2 + NUM_SITUATIONS), np.float32)
+    bias = np.full(NUM_BUCKETS, 0.25, np.float32)
+    scores = np.arange(10, dtype=np.float32)
+
+    def scores_of(embedding: Float32Array, items: Int64Array) -> Float32Array:
+        found: Float32Array = scores[items] * embedding[0]
+        return found
+
+    states = np.array([[1.0, 0.0], [2.0, 0.0]], np.float32)
+    histories = [np.array([3, 3, 5], np.int32), np.array([8], np.int32)]
+    for share in (0.0, 0.75):
+        boosts = RepeatBoosts(weight, bias, 10, share, scores_of)(states, histories)
+        taken = [[3.0, 5.0], [16.0]]
+        for (_, values), whole in zip(boosts, taken, strict=True):
+            assert values.tolist() == [1.0 - (1 - share) * score for score in whole]
+
+
+def test_situations_by_hand() -> None:
+    # Of the last four events three are of different items, and two are as new as the newest.
+    history = np.array([1, 2, 2, 5, 9], np.int32)
+    times = np.array([10, 20, 30, 40, 40])
+    assert situation(history, 4, Timeline(times, 41)).tolist() == [
+        3, FIRST_GAP + 1, FIRST_TENTH + 7, FIRST_SITTING + 1,
+    ]  # fmt: skip
+    assert situation(history, 4, None).tolist() == [
+        3, FIRST_GAP + UNKNOWN_AGE, FIRST_TENTH + 7, UNKNOWN_SITTING,
+    ]  # fmt: skip
+    # 1, 2, 3, 4–5, 6–7, 8–11: two for every doubling, but the first two.
+    found = [situation(np.zeros(count, np.int32), 10**6, None)[0] for count in range(1, 10)]
+    assert found == [0, 1, 2, 3, 3, 4, 4, 5, 5]
+    most = situation(np.zeros(10**5, np.int32), 10**6, Timeline(np.zeros(10**5, np.int64), 0))
+    assert most.tolist() == [FIRST_GAP - 1, FIRST_GAP, FIRST_TENTH, UNKNOWN_SITTING - 1]
 
 
 def test_ages_double_from_bucket_to_bucket() -> None:

@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
             "num_sub_items": 16,
             "full_epochs": 1,
             "repeats": 12,
+            "own_scores": 0.25,
             "transitions": 2,
         },
     ),

@@ -63,8 +63,13 @@ class Trained:
         embedding = self.sequence_embedding(items)
         table = reference.sub_item_scores(embedding, vectors)
         if "repeats.weight" in weights:
-            heads = ModelSettings(repeats=12, transitions=2)
-            boost = BoostHeads(weights, heads, count_transitions(self.prepared))
+            heads = ModelSettings(repeats=12, transitions=2, own_scores=0.25)
+            boost = BoostHeads(
+                weights,
+                heads,
+                count_transitions(self.prepared),
+                lambda _, chosen: reference.score_items(table, codes[chosen], None),
+            )
             own = boost(embedding[None], [np.array(items, np.int32)]).total()
             boosts = add_boosts(None if own is None else own[0], boosts)
         ids, scores = reference.exhaustive(table, codes, k, eligible=eligible, boosts=boosts)

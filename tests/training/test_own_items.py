@@ -68,8 +68,9 @@ def scored(
     arrays = [torch.from_numpy(array) for array in minibatch.arrays()]
     items, places, segments, positions, _, events, now = arrays
     assert model.repeats is not None
+    looks_back, share = settings.model.repeats, settings.model.own_scores
     own_items = OwnItems(
-        model.embedding, model.repeats, model.longest_history, settings.model.repeats, CPU
+        model.embedding, model.repeats, model.longest_history, looks_back, share, CPU
     )
     with torch.no_grad():
         states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
@@ -77,17 +78,20 @@ def scored(
 
 
 @pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize(("length", "looks_back"), [(24, 50), (6, 50), (6, 4), (6, 10)])
+@pytest.mark.parametrize(
+    ("length", "looks_back", "share"), [(24, 50, 1.0), (6, 50, 0.0), (6, 4, 1.0), (6, 10, 0.5)]
+)
 def test_own_items_in_training_are_those_that_are_served(
-    length: int, looks_back: int, timed: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, looks_back: int, share: float, timed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end of every window: the user's items, each once, with the same boosts."""
     monkeypatch.setattr("recprune.training.minibatches._WITHOUT_TIMES", 0.0)
     prepared = habits()
     if timed:
         gaps = np.random.default_rng(5).integers(0, 10**11, len(prepared.items))
+        gaps[::3] = 0  # some come together
         prepared = replace(prepared, times=np.cumsum(gaps))
-    settings = settings_of(repeats=looks_back, length=length)
+    settings = settings_of(repeats=looks_back, length=length, own_scores=share)
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
     ends = prepared.train_ends
@@ -183,7 +187,7 @@ def test_parts_and_padding_score_the_same() -> None:
     features = event_features(prepared.items, prepared.offsets)
     whole = make_minibatch(prepared, np.arange(12), settings, 0, 0, features)
     assert model.repeats is not None
-    own_items = OwnItems(model.embedding, model.repeats, 24, 50, CPU)
+    own_items = OwnItems(model.embedding, model.repeats, 24, 50, 1.0, CPU)
     states = torch.randn(len(whole.targets), settings.model.width)
 
     def scores_of(minibatch: Minibatch, chosen: torch.Tensor) -> torch.Tensor:

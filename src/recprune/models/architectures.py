@@ -12,6 +12,7 @@ from recprune.models.learnt_codes import LearntEmbedding
 from recprune.models.repeats import NUM_BUCKETS
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
+from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.timed import TimedSASRec
 from recprune.models.transitions import BUCKETS
 from recprune.types import CodeArray, needs_extra
@@ -52,7 +53,7 @@ def build_learning_model(settings: ModelSettings, num_items: int) -> SequenceMod
 def _model_over(embedding: ItemEmbedding, settings: ModelSettings) -> SequenceModel:
     model = ARCHITECTURES[settings.architecture](embedding, settings)
     if settings.repeats:
-        model.repeats = _head(settings.width, NUM_BUCKETS)
+        model.repeats = _head(settings.width + NUM_SITUATIONS, NUM_BUCKETS)
     if settings.transitions:
         model.transitions = _head(settings.width, settings.transitions * BUCKETS)
     return model

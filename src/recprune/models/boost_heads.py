@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.repeats import NUM_BUCKETS, RepeatBoosts
+from recprune.models.repeats import NUM_BUCKETS, ItemScores, RepeatBoosts
 from recprune.models.settings import ModelSettings
+from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS, SuccessorTable, TransitionBoosts
 from recprune.types import Boosts, Float32Array, Int32Array, StorageError, Timeline
 
@@ -36,6 +37,7 @@ class BoostHeads:
         weights: Mapping[str, NDArray[Any]],
         settings: ModelSettings,
         successors: SuccessorTable | None,
+        item_scores: ItemScores,
     ) -> None:
         """Take the heads out of a model's arrays; a transition head needs a table of successors."""
         self.repeats: RepeatBoosts | None = None
@@ -43,7 +45,11 @@ class BoostHeads:
         try:
             if settings.repeats:
                 self.repeats = RepeatBoosts(
-                    weights["repeats.weight"], weights["repeats.bias"], settings.repeats
+                    weights["repeats.weight"],
+                    weights["repeats.bias"],
+                    settings.repeats,
+                    settings.own_scores,
+                    item_scores,
                 )
             if settings.transitions:
                 if successors is None:
@@ -81,9 +87,12 @@ def check_heads(weights: Mapping[str, NDArray[Any]], settings: ModelSettings) ->
 
     Not for a model in training: one that has diverged is told by its loss.
     """
-    heads = {"repeats": NUM_BUCKETS, "transitions": settings.transitions * BUCKETS}
-    for head, num_buckets in heads.items():
-        shapes = {"weight": (num_buckets, settings.width), "bias": (num_buckets,)}
+    heads = {
+        "repeats": (NUM_BUCKETS, settings.width + NUM_SITUATIONS),
+        "transitions": (settings.transitions * BUCKETS, settings.width),
+    }
+    for head, (num_buckets, width) in heads.items():
+        shapes = {"weight": (num_buckets, width), "bias": (num_buckets,)}
         for part, shape in shapes.items():
             name = f"{head}.{part}"
             if getattr(settings, head) and name in weights:

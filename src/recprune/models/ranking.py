@@ -11,7 +11,7 @@ from recprune.models.bert4rec import MASK
 from recprune.models.boost_heads import BoostHeads
 from recprune.models.settings import ModelSettings
 from recprune.models.timelines import event_times
-from recprune.types import Boosts, Int32Array, Int64Array, Timeline, needs_extra
+from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline, needs_extra
 
 with needs_extra("train"):
     import torch
@@ -162,7 +162,16 @@ def model_boosts(
         for name, value in model.named_parameters()
         if name.startswith(("repeats.", "transitions."))
     }
-    boosts = BoostHeads(arrays, settings, model.successors)
+    device = sequence_embeddings.device
+
+    @torch.inference_mode()
+    def item_scores(sequence_embedding: Float32Array, items: Int64Array) -> Float32Array:
+        state = torch.from_numpy(sequence_embedding).to(device).unsqueeze(0)
+        chosen = torch.from_numpy(items).to(device).unsqueeze(0)
+        scores: Float32Array = model.embedding.scores(state, chosen)[0].float().cpu().numpy()
+        return scores
+
+    boosts = BoostHeads(arrays, settings, model.successors, item_scores)
     return boosts(sequence_embeddings.cpu().numpy(), histories, timelines).total()
 
 

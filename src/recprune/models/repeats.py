@@ -4,19 +4,24 @@ Much of what people do, they do again, and a vector of fixed width need not lear
 every item of the history, the head knows how many events ago it came last, how often it came, once
 forgetting fast and once slowly, and, where times are known, how long ago it came last when the
 recommendation is asked for. Each of the four falls into a bucket, each bucket has a number that the
-state decides (a linear map of φ), and their sum is added to the item's score: a *boost*, which the
-search adds exactly. So the state weighs repeating against exploring, and everything else keeps the
-score that it has.
+state and the user's situation decide (a linear map of φ and of `situations`), and their sum is
+added to the item's score: a *boost*, which the search adds exactly. So the state weighs repeating
+against exploring, and everything else keeps the score that it has.
+
+Where vectors say little about which of the own items comes again, they only disturb that sum. So a
+model may be trained to leave own items a share of their score only, or none: the boost then takes
+the rest away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.situations import NUM_SITUATIONS, situation
 from recprune.models.timelines import AGE_BUCKETS, UNKNOWN_AGE, age_buckets
 from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline
 
@@ -34,6 +39,9 @@ FIRST_SLOW = FIRST_FAST + FAST_BUCKETS
 FIRST_AGE = FIRST_SLOW + SLOW_BUCKETS
 NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
 NEVER = np.int64(1 << 31)
+
+# φ and items → their scores without boosts.
+ItemScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
 
 
 class EventFeatures(NamedTuple):
@@ -112,11 +120,24 @@ def decayed_bucket(counts: NDArray[np.float64], most: int) -> NDArray[np.uint8]:
 class RepeatBoosts:
     """The head as it is served: NumPy alone."""
 
-    def __init__(self, weight: Float32Array, bias: Float32Array, looks_back: int) -> None:
-        """Take the linear map, [buckets, d] and [buckets], and how many events it looks back."""
-        self._weight = weight
+    def __init__(
+        self,
+        weight: Float32Array,
+        bias: Float32Array,
+        looks_back: int,
+        own_scores: float,
+        item_scores: ItemScores,
+    ) -> None:
+        """Take the linear map, [buckets, d + situations] and [buckets], and how far it looks back.
+
+        `own_scores` is the share of their scores that own items keep.
+        """
+        self._by_situation = weight.T[-NUM_SITUATIONS:]
+        self._weight = weight[:, :-NUM_SITUATIONS]
         self._bias = bias
         self._looks_back = looks_back
+        self._taken_away = np.float32(1.0 - own_scores)
+        self._item_scores = item_scores
 
     def __call__(
         self,
@@ -128,9 +149,16 @@ class RepeatBoosts:
         values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
         boosts = []
         known = timelines if timelines is not None else [None] * len(histories)
-        for row, history, timeline in zip(values, histories, known, strict=True):
+        for row, history, timeline, embedding in zip(
+            values, histories, known, sequence_embeddings, strict=True
+        ):
             own = own_items(history, self._looks_back, timeline)
-            boosts.append((own.items, row[own.buckets].sum(1, dtype=np.float32)))
+            now = situation(history, self._looks_back, timeline)
+            numbers = row + self._by_situation[now].sum(0)
+            boost = numbers[own.buckets].sum(1, dtype=np.float32)
+            if self._taken_away:
+                boost -= self._taken_away * self._item_scores(embedding, own.items)
+            boosts.append((own.items, boost))
         return boosts
 
 

@@ -50,6 +50,9 @@ class ModelSettings:
     num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
     inner_share: float = _described(1.0, "of width, inside eSASRec's networks", "more than 0")
     repeats: int = _described(0, "events that a repeat head looks back; 0: none", "0 or more")
+    own_scores: float = _described(
+        1.0, "share of their scores that own items keep beside that head", "0 to 1"
+    )
     transitions: int = _described(0, "last items whose successors are boosted", "0 or more")
 
     def __post_init__(self) -> None:
@@ -77,6 +80,11 @@ class ModelSettings:
             )
         if self.width % self.num_heads:
             raise InputError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        _check_number(self, "own_scores")
+        if not 0.0 <= self.own_scores <= 1.0:
+            raise InputError(f"own_scores is {self.own_scores}, expected 0 to 1")
+        if self.own_scores != 1.0 and not self.repeats:
+            raise InputError("own_scores needs a repeat head: repeats is 0")
         _check_number(self, "dropout")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout is {self.dropout}, expected 0 to below 1")
@@ -118,7 +126,7 @@ class TrainingSettings:
     logq: bool = _described(False, "correct softmax by how often shared negatives are drawn")
     full_epochs: int = _described(20, "at most, until codes are cut from vectors", "0 or more")
     code_epochs: int = _described(20, "in which learnt codes change, then they stay", "0 or more")
-    commitment: float = _described(0.1, "pull of a full vector to its learnt code", "0 or more")
+    commitment: float = _described(1.0, "pull of a full vector to its learnt code", "0 or more")
     cold_scale: float = _described(1.0, "length of cold items' vectors", "more than 0")
     validation_users: int = _described(1024, "judged after every epoch, at most", _COUNT)
     seed: int = _described(0, "of all chance", "0 to below 2^63")

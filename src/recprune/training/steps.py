@@ -222,7 +222,14 @@ def _own_items(model: SequenceModel, settings: Settings, device: torch.device) -
     if model.repeats is None:
         return None
     looks_back = settings.model.repeats
-    return OwnItems(model.embedding, model.repeats, model.longest_history, looks_back, device)
+    return OwnItems(
+        model.embedding,
+        model.repeats,
+        model.longest_history,
+        looks_back,
+        settings.model.own_scores,
+        device,
+    )
 
 
 def _successors(
