@@ -28,14 +28,13 @@ class Log:
     preset: str
     settings: dict[str, Any]  # over those of the preset
     exclude_seen: bool = False  # in the test, as in published tables
-    tables: tuple[str, ...] = tuple(TABLES)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)  # further models
     test_users: int | None = None  # drawn by seed; None: all
     content: bool = False  # whether names of items lie beside the log
 
     def models(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Return the preset and the settings of every model, by name."""
-        found = {name: (self.preset, self.settings | TABLES[name]) for name in self.tables}
+        found = {name: (self.preset, self.settings | TABLES[name]) for name in TABLES}
         for name, values in self.others.items():
             own = dict(values)
             preset = own.pop("preset", self.preset)
@@ -50,9 +49,11 @@ _NO_TRANSITIONS = {"transitions": 0}
 _REVIEWS = {
     **_WHOLE, **_LONG, "num_blocks": 1, "num_heads": 2, "width": 64, "length": 50, "dropout": 0.5,
     "exclude_seen": True, "batches_per_epoch": 2000, "validation_users": 2048,
+    "full_epochs": 12, "code_epochs": 60,
 }  # fmt: skip
 _LEAVE_ONE_OUT = ("--holdout", "leave-one-out")
 _SITTING = ("--validation", "sitting", "--validation-users", "2048")
+_TEMPORAL = ("--min-history", "5", "--validation", "temporal", "--validation-users", "2048")
 
 LOGS = {
     "amazon-beauty": Log(
@@ -64,13 +65,14 @@ LOGS = {
         (*_LEAVE_ONE_OUT, "--validation-users", "6040"),
         "esasrec",
         {
-            **_WHOLE, **_LONG, "width": 128, "num_heads": 2, "length": 200, "dropout": 0.3,
+            **_WHOLE, **_LONG, "width": 256, "num_heads": 2, "length": 200, "dropout": 0.3,
             "windows": "random", "exclude_seen": True, "validation_users": 6040,
-            "full_epochs": 40, "inner_share": 1.0,
+            "full_epochs": 20, "code_epochs": 25, "inner_share": 1.0,
         },
         True,
         others={
-            "timed, full table": {"preset": "timed", "architecture": "timed", "embedding": "full", "width": 256},
+            "narrow networks, full table": {"embedding": "full", "inner_share": 0.25},
+            "timed, full table": {"preset": "timed", "architecture": "timed", "embedding": "full"},
         },
     ),
     "complete-journey": Log(
@@ -82,19 +84,18 @@ LOGS = {
     ),
     "gitlog": Log(
         "gitlog",
-        ("--min-history", "5", *_SITTING),
+        _TEMPORAL,
         "recommended",
-        {**_LONG, **_NO_TRANSITIONS, "full_epochs": 8, "batches_per_epoch": 300},
-        tables=("full table", "SVD codes", "learnt, M = 8", "learnt, M = 16"),
+        {**_LONG, **_NO_TRANSITIONS, "own_scores": 0.0, "dropout": 0.5, "full_epochs": 4,
+         "code_epochs": 10, "batches_per_epoch": 150, "validation_users": 2048},
         content=True,
     ),
     "tmall-like": Log(
         "tmall-like",
-        ("--min-history", "5", *_SITTING),
+        _TEMPORAL,
         "recommended",
-        {**_LONG, "width": 64, "length": 50, "repeats": 100, "full_epochs": 3,
-         "batches_per_epoch": 500},
-        tables=("full table", "SVD codes", "learnt, M = 8"),
+        {**_LONG, "width": 64, "length": 50, "repeats": 100, "full_epochs": 4,
+         "code_epochs": 8, "batches_per_epoch": 300, "validation_users": 2048},
         test_users=10_000,
     ),
 }  # fmt: skip
