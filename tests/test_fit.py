@@ -23,7 +23,7 @@ from tests.support.trainings import assert_same_answers
 torch.set_num_threads(1)  # of tiny models, threads would only wait for each other
 
 
-QUICK = SMALL | {"width": 16, "max_epochs": 1}
+QUICK = SMALL | {"preset": "gsasrec", "width": 16, "max_epochs": 1}
 
 
 def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.models.settings import Settings, find_preset
+from recprune.models.settings import DEFAULT_PRESET, Settings, find_preset
 from recprune.models.timelines import checked_timelines
 from recprune.models.transitions import SuccessorTable
 from recprune.preparation.prepared import Prepared, prepare
@@ -115,7 +115,7 @@ class Recommender:
     def fit(
         cls,
         log: Interactions,
-        preset: str = "gsasrec",
+        preset: str = DEFAULT_PRESET,
         *,
         num_splits: int = 8,
         num_sub_items: int = 256,

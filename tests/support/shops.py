@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # of tiny models, threads would only wait for each oth
 COMMAND = Path(sys.executable).with_name("recprune")
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 SIZES = ["--splits", "4", "--sub-items", "8", "--validation-users", "10"]
-SETTINGS = [
+SETTINGS = ["--preset", "gsasrec"] + [
     word
     for value in (
         "width=16", "length=8", "num_blocks=1", "num_negatives=4", "batch_size=10", "max_epochs=2"

@@ -594,7 +594,7 @@ def test_a_model_is_loaded_only_for_its_own_prepared_log(tmp_path: Path) -> None
 
 # The command -------------------------------------------------------------------------------------
 
-SETTINGS = [
+SETTINGS = ["--preset", "gsasrec"] + [
     word
     for value in ("width=16", "length=12", "num_blocks=1", "num_negatives=4", "max_epochs=3")
     for word in ("--set", value)

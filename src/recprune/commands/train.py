@@ -19,7 +19,13 @@ from recprune.commands.settings_options import (
     set_names,
     with_given,
 )
-from recprune.models.settings import Settings, TrainingSettings, describe_settings, find_preset
+from recprune.models.settings import (
+    DEFAULT_PRESET,
+    Settings,
+    TrainingSettings,
+    describe_settings,
+    find_preset,
+)
 from recprune.preparation.prepared import Prepared
 from recprune.training.checkpoint import (
     CHECKPOINT,
@@ -55,7 +61,7 @@ with needs_extra("train"):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prepared", metavar="FOLDER", nargs="?", help="made by recprune prepare")
     parser.add_argument("--out", metavar="FOLDER", help="folder to write")
-    add_settings_arguments(parser, default="gsasrec, or what --resume finds")
+    add_settings_arguments(parser, default=f"{DEFAULT_PRESET}, or what --resume finds")
     parser.add_argument(
         "--epochs-of",
         metavar="FOLDER",
@@ -219,7 +225,7 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     if parsed.resume and parsed.preset is None:
         settings = checkpoint_settings(parsed.out)
     else:
-        settings = find_preset(parsed.preset or "gsasrec")
+        settings = find_preset(parsed.preset or DEFAULT_PRESET)
     settings = with_given(settings, parsed)
     if parsed.epochs_of is None:
         return settings

@@ -15,7 +15,7 @@ from recprune.commands.settings_options import (
     read_json,
     with_given,
 )
-from recprune.models.settings import Settings, find_preset
+from recprune.models.settings import DEFAULT_PRESET, Settings, find_preset
 from recprune.preparation.prepared import Prepared
 from recprune.training.loop import EpochReport
 from recprune.training.tuning import BEST, TABLE, TrialReport, trial_folder, tune
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=20, metavar="N", help="in all; default %(default)s"
     )
     add_budget_argument(parser)
-    add_settings_arguments(parser, default="gsasrec")
+    add_settings_arguments(parser, default=DEFAULT_PRESET)
     parser.add_argument(
         "--space",
         metavar="FILE",
@@ -84,7 +84,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> Settings:
-    settings = with_given(find_preset(parsed.preset or "gsasrec"), parsed)
+    settings = with_given(find_preset(parsed.preset or DEFAULT_PRESET), parsed)
     patience = {} if "patience" in given_names(parsed) else {"patience": _PATIENCE}
     return settings.with_values(patience)
 

@@ -71,8 +71,8 @@ class ModelSettings:
                 )
         if self.embedding == "auto" and self.codes != "learnt":
             raise InputError(
-                "embedding auto chooses between a full table and learnt codes, "
-                f"codes is {self.codes}"
+                "embedding auto chooses between a full table and learnt codes, but codes is "
+                f"{self.codes}: set embedding=recjpq"
             )
         if self.learns_codes and self.width % self.num_splits:
             raise InputError(
@@ -348,6 +348,7 @@ PRESETS = {
     "recommended": Settings(
         ModelSettings(
             "timed",
+            embedding="auto",
             codes="learnt",
             width=128,
             num_heads=2,
@@ -367,6 +368,9 @@ PRESETS = {
     # RPG's: all digits of a code at once. It wants codes that mean something (`recprune recode`).
     "generative": Settings(ModelSettings(), TrainingSettings(loss="digits", learning_rate=0.002)),
 }
+
+
+DEFAULT_PRESET = "recommended"
 
 
 def find_preset(name: str) -> Settings:
