@@ -537,11 +537,11 @@ def _epochs(values: Mapping[str, Any], epochs_of: str | Path | None, whole: bool
     Refuse to guess where all of the log trains, and no validation users say when to stop.
     """
     if epochs_of is not None:
-        from recprune.training.checkpoint import best_epoch
+        from recprune.training.checkpoint import epochs_until_best
 
         if "max_epochs" in values:
             raise InputError("epochs_of says how long to train, and so does max_epochs: take one")
-        return {"max_epochs": best_epoch(epochs_of)}
+        return {**epochs_until_best(epochs_of)}
     if whole and "max_epochs" not in values:
         raise InputError(
             "train_fraction is 1.0, which leaves no validation users to say when to stop: give "

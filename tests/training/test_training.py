@@ -27,7 +27,7 @@ from recprune.data.identifiers import IntegerIds
 from recprune.models.architectures import SequenceModel, build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.training.checkpoint import best_epoch, load_code_report, load_model
+from recprune.training.checkpoint import epochs_until_best, load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
 from recprune.training.tensors import load_tensors, save_tensors
 from recprune.types import InterruptedWorkError
@@ -254,7 +254,7 @@ def test_the_best_epoch_is_one_that_was_saved(tmp_path: Path) -> None:
         {"epoch": 4, "ndcg": 0.2, "best": False},
     ]
     (tmp_path / EPOCHS).write_text("\n".join(map(json.dumps, lines)))
-    assert best_epoch(tmp_path) == 3
+    assert epochs_until_best(tmp_path) == {"max_epochs": 3}
 
 
 def test_learnt_codes_of_many_items_need_shared_negatives(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
     MODEL,
-    best_epoch,
     checkpoint_settings,
+    epochs_until_best,
     load_code_report,
 )
 from recprune.training.distributed import (
@@ -231,7 +231,7 @@ def _settings(parsed: argparse.Namespace) -> Settings:
         return settings
     if "max_epochs" in set_names(parsed):
         raise InputError("--epochs-of says how long to train, and so does max_epochs: take one")
-    return settings.with_values({"max_epochs": best_epoch(parsed.epochs_of)})
+    return settings.with_values(epochs_until_best(parsed.epochs_of))
 
 
 def _refuse_endless(parsed: argparse.Namespace, prepared: Prepared) -> Json:

@@ -201,8 +201,12 @@ class Settings:
             raise InputError("pruning_weight needs codes that stay: codes is learnt")
         if self.training.loss == "digits":
             self._check_digits()
-        must_cut = self.model.learns_codes and self.model.embedding != "auto"
-        if must_cut and self.training.full_epochs >= self.training.max_epochs:
+        if self.model.learns_codes and self.model.embedding != "auto":
+            self.check_cut()
+
+    def check_cut(self) -> None:
+        """Refuse a training that would end before there are codes to be saved."""
+        if self.training.full_epochs >= self.training.max_epochs:
             raise InputError(
                 f"full_epochs is {self.training.full_epochs}, expected less than max_epochs "
                 f"{self.training.max_epochs}: codes are learnt after them"
@@ -232,7 +236,11 @@ class Settings:
         """Return the settings of a model that has codes, where these had to turn out better."""
         if self.model.embedding != "auto":
             return self
-        return replace(self, model=replace(self.model, embedding="recjpq"))
+        # Vectors that got no better were cut before their epochs were over.
+        full_epochs = min(self.training.full_epochs, self.training.max_epochs - 1)
+        return Settings(
+            replace(self.model, embedding="recjpq"), replace(self.training, full_epochs=full_epochs)
+        )
 
     def to_json(self) -> Json:
         """Return all settings as plain values."""

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # training has targets, but not what a log is read and sorted
     from recprune.data.interactions import Interactions
 
 DEFAULT_VALIDATION_USERS = 1024
-# A user's last item before the cut, or the first of the last items at one time.
+# A user's last item before the cut, the first of the last items at one time, or the first item
+# after an earlier cut.
 Validation = Literal["last", "sitting", "temporal"]
 
 

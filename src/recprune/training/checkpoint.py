@@ -162,12 +162,17 @@ def training_tensors(
     return tensors
 
 
-def best_epoch(folder: str | Path) -> int:
-    """Return in which of its epochs an earlier training was best on its validation users."""
+def epochs_until_best(folder: str | Path) -> dict[str, int]:
+    """Return the settings that train as long as an earlier training did until it was best.
+
+    Best on its validation users. How long its stages were is part of that, if it had several: with
+    no validation users, none would end before its time.
+    """
     path = Path(folder) / EPOCHS
     try:
         epochs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         best = [int(entry["epoch"]) for entry in epochs if entry["best"] and entry["ndcg"] > 0]
+        stages = [entry.get("stage", "last") for entry in epochs]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -176,7 +181,8 @@ def best_epoch(folder: str | Path) -> int:
         raise InputError(
             f"{path}: no epoch found anything for validation users, so that none of them is best"
         )
-    return best[-1]
+    lengths = {"full_epochs": stages.count("full"), "code_epochs": stages.count("learning")}
+    return {"max_epochs": best[-1]} | (lengths if any(lengths.values()) else {})
 
 
 def save_model(

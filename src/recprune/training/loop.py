@@ -52,7 +52,13 @@ from recprune.training.optimiser import Optimiser
 from recprune.training.placement import place_cold_items
 from recprune.training.random_streams import Stream, stream_generator
 from recprune.training.signals import requests_to_stop
-from recprune.training.stages import Stage, begin_next_stage, first_stage, stage_is_over
+from recprune.training.stages import (
+    Stage,
+    begin_next_stage,
+    first_stage,
+    stage_is_over,
+    training_is_over,
+)
 from recprune.training.steps import SharedStep, SingleStep, Step
 from recprune.types import (
     InputError,
@@ -238,9 +244,7 @@ class _Training:
         return state.stage != before
 
     def is_finished(self) -> bool:
-        state = self.state
-        stopped = state.stage == "last" and stage_is_over(state, self.settings)
-        return stopped or state.epoch >= self.settings.training.max_epochs
+        return training_is_over(self.state, self.settings)
 
     def _settle(self, embedding: RecJPQEmbedding) -> None:
         """Go on with codes that stay, and without the table that they were learnt from."""
@@ -304,14 +308,17 @@ class _Training:
         if self.prepared.cold is not None:
             scale = self.settings.training.cold_scale
             place_cold_items(self.model.embedding, self.prepared.cold, scale)
-        judged = self._judged(time_is_up)
+        judged = self._judged()
         ndcg_10 = validation_ndcg(judged.model, self.prepared, self.settings)
-        best = judged.can_be_saved and _is_better(ndcg_10, state.best_ndcg)
-        if best:
-            state.best_ndcg = ndcg_10
         better = _is_better(ndcg_10, state.stage_best)
         state.epochs_without_best = 0 if better else state.epochs_without_best + 1
         state.stage_best = max(ndcg_10, state.stage_best)
+        if time_is_up and not judged.can_be_saved:  # when to cut is not decided by this
+            judged = self._judged(cut=True)
+            ndcg_10 = validation_ndcg(judged.model, self.prepared, self.settings)
+        best = judged.can_be_saved and _is_better(ndcg_10, state.best_ndcg)
+        if best:
+            state.best_ndcg = ndcg_10
         state.steps += num_steps
         state.seconds = self.seconds()
         state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
@@ -341,8 +348,8 @@ class _Training:
             self.save()
         return {"state": asdict(state), "time_is_up": time_is_up}
 
-    def _judged(self, time_is_up: bool) -> _Judged:
-        """Return the model as it would be saved."""
+    def _judged(self, cut: bool = False) -> _Judged:
+        """Return the model as it would be saved; with `cut`, codes of full vectors if need be."""
         model, settings = self.model, self.settings
         embedding = model.embedding
         if not isinstance(embedding, LearntEmbedding):
@@ -353,7 +360,7 @@ class _Training:
             if settings.may_keep_table(embedding.num_items):
                 table = with_embedding(model, embedding.as_full())
                 return _Judged(table, settings.as_table(), lambda: None)
-            if not time_is_up:
+            if not cut:
                 return _Judged(model, settings, lambda: None, can_be_saved=False)
             embedding = copy.deepcopy(embedding)
             embedding.cut(stream_generator(settings.training.seed, Stream.CODES))
@@ -383,6 +390,8 @@ class _Training:
 def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
     if settings.model.learns_codes:
         _refuse_many_vectors(settings, prepared.num_items)
+        if not settings.may_keep_table(prepared.num_items):
+            settings.check_cut()
         return build_learning_model(settings.model, prepared.num_items)
     codes, num_sub_items = prepared.codes, prepared.num_sub_items
     if settings.model.codes == "random":

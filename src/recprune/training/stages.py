@@ -36,6 +36,12 @@ def stage_is_over(state: State, settings: Settings) -> bool:
     return epochs >= longest or state.epochs_without_best >= patience
 
 
+def training_is_over(state: State, settings: Settings) -> bool:
+    """Return whether no epoch is left to be run, in whatever stage."""
+    ends_here = state.stage == "last" and stage_is_over(state, settings)
+    return ends_here or state.epoch >= settings.training.max_epochs
+
+
 def begin_next_stage(state: State) -> None:
     state.stage = _NEXT[state.stage]
     state.stage_began, state.epochs_without_best, state.stage_best = state.epoch, 0, -1.0

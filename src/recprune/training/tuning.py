@@ -21,6 +21,7 @@ from recprune.preparation.prepared import Prepared
 from recprune.storage import writing_file
 from recprune.training.checkpoint import CHECKPOINT, MODEL
 from recprune.training.loop import EpochReport, find_device, train
+from recprune.training.stages import training_is_over
 from recprune.training.tuning_space import read_space
 from recprune.types import (
     InputError,
@@ -200,8 +201,7 @@ class _Tuning:
             trial.set_user_attr("reason", reason)
             self._study.tell(trial, state=TrialState.FAIL)
         else:
-            ended_early = state.epochs_without_best >= settings.training.patience
-            if ended_early or state.epoch >= settings.training.max_epochs:
+            if training_is_over(state, settings):
                 self._study.tell(trial, state.best_ndcg)
 
     def reports(self) -> list[TrialReport]:
