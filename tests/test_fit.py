@@ -100,7 +100,7 @@ def test_a_small_log_can_be_fitted_without_choosing_sizes() -> None:
 def test_a_fit_of_another_preset_has_its_settings() -> None:
     log = walks(20, 30, "integers", seed=2)
     recommender = Recommender.fit(
-        log, "gbert4rec", num_splits=2, num_sub_items=8, device="cpu", **QUICK
+        log, num_splits=2, num_sub_items=8, device="cpu", **QUICK | {"preset": "gbert4rec"}
     )
     assert recommender.settings["model"]["architecture"] == "bert4rec"
     assert len(recommender.recommend([[log.item_ids[3]]], 4).items[0]) == 4

@@ -29,6 +29,7 @@ from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
 from recprune.search.question import ItemBits, Searchable, mask_of
+from recprune.search.reference import score_items
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
@@ -101,13 +102,24 @@ class Recommender:
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
         model_settings = Settings.from_json({"model": settings["model"]}).model
-        self.heads = BoostHeads(weights, model_settings, successors, index.score)
+        self.heads = BoostHeads(weights, model_settings, successors, self._item_scores)
+        # A compact index would put all codes together in every request.
+        self._codes = index.item_codes() if model_settings.own_scores != 1.0 else None
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
     def __repr__(self) -> str:
         model = self.settings["model"]
-        return f"Recommender({model['architecture']}, {len(self.item_ids):,} items)"
+        form = "full table" if model["embedding"] == "full" else f"{model['codes']} codes"
+        return f"Recommender({model['architecture']}, {form}, {len(self.item_ids):,} items)"
+
+    def _item_scores(self, sequence_embedding: Float32Array, items: Int64Array) -> Float32Array:
+        """Return the scores of a few items, for a repeat head that takes a part of them away."""
+        if self._codes is None:
+            return self.index.score(sequence_embedding, items)
+        bias = self.index.item_bias
+        table = self.index.sub_item_scores(sequence_embedding)
+        return score_items(table, self._codes[items], bias[items] if bias is not None else None)
 
     # Making one ----------------------------------------------------------------------------------
 

@@ -81,7 +81,12 @@ def test_a_recommender_is_fitted_with_content(log: Path) -> None:
     interactions = read_interactions(log)
     content = read_content(log.parent / "items.csv", interactions.item_ids)
     settings: dict[str, Any] = {"width": 16, "length": 8, "num_blocks": 1, "max_epochs": 1}
-    sizes: dict[str, Any] = {"num_splits": 4, "num_sub_items": 8, "num_negatives": 4}
+    sizes: dict[str, Any] = {
+        "preset": "gsasrec",
+        "num_splits": 4,
+        "num_sub_items": 8,
+        "num_negatives": 4,
+    }
     plain, cold = (
         Recommender.fit(interactions, content=given, device="cpu", **sizes, **settings)
         for given in (None, content)

@@ -23,7 +23,10 @@ def prepared_again(shop: Shop, name: str, *options: str) -> str:
 def test_a_log_becomes_a_recommender_in_three_commands(shop: Shop) -> None:
     assert "60 items in 4 splits of 8 sub-items" in shop.shown["prepare"]
     assert "sasrec (recjpq) for 60 items" in shop.shown["train"]
-    assert shop.shown["export"] == f"saved Recommender(sasrec, 60 items) to {shop.recommender}\n"
+    assert (
+        shop.shown["export"]
+        == f"saved Recommender(sasrec, svd codes, 60 items) to {shop.recommender}\n"
+    )
     prepared = Prepared.load(shop.prepared)
     trained = Recommender.from_training(prepared, shop.model)
     exported = Recommender.load(shop.recommender, verify=True)

@@ -259,7 +259,7 @@ def test_the_command_puts_a_file_over_the_preset_and_single_settings_over_all(
     found = trained_with(prepared, "--settings", str(path), *words(TINY))
     assert (found.model.width, found.model.length) == (16, 8)  # not 32 and 5
     assert found.training.seed == 7  # not 0
-    assert found.training.loss == "gbce"
+    assert found.training.loss == "softmax"  # of the default preset
 
 
 def test_a_file_need_only_fit_the_preset_that_it_is_put_over(prepared: str, tmp_path: Path) -> None:
@@ -304,6 +304,9 @@ def test_mistakes_in_settings_end_with_a_message(
         ("wrong", '{"model": {"widht": 16}}'),
     ):
         Path(f"{name}.json").write_text(text)
-    assert main(["train", prepared, "--out", "model", *words(TINY), *options]) == 2
+    assert (
+        main(["train", prepared, "--out", "model", "--preset", "gsasrec", *words(TINY), *options])
+        == 2
+    )
     assert message in capsys.readouterr().err
     assert not Path("model").exists()

@@ -43,7 +43,8 @@ TOLERANCE = 1e-5
 
 def words(values: dict[str, Any]) -> list[str]:
     given = {name: "true" if value is True else value for name, value in values.items()}
-    return [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    settings = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    return ["--preset", "gsasrec", *settings]
 
 
 def changed(settings: Settings) -> dict[str, Any]:

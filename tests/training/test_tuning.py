@@ -58,7 +58,7 @@ def test_three_trials_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixtu
     free = [word for word in fixed if word != "width=16"]
     del free[0]  # the --set before it
     words = ["tune", str(prepared), "--out", str(out), "--space", str(space), "--device", "cpu"]
-    assert main([*words, "--trials", "3", *free]) == 0
+    assert main([*words, "--trials", "3", "--preset", "gsasrec", *free]) == 0
     shown = capsys.readouterr()
     assert "The best of 3 trials, by NDCG@10 of the validation users" in shown.out
     assert shown.err.count("complete, NDCG@10 0.") == 3

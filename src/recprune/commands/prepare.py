@@ -24,7 +24,7 @@ from recprune.preparation.holdout import (
 )
 from recprune.preparation.prepared import KIND, prepare
 from recprune.storage import check_target
-from recprune.types import InputError, Json
+from recprune.types import MAX_SUB_ITEMS, InputError, Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validation",
         choices=get_args(Validation),
         default="last",
-        help="their target: the last item before the cut, or the first of the last items at one "
-        "time, which is nearer to what the test asks; default %(default)s",
+        help="their target: the last item before the cut, the first of the last items at one time, "
+        "or the first item after an earlier cut, which is what the test asks; default %(default)s",
     )
     parser.add_argument(
         "--assignment",
@@ -131,6 +131,7 @@ def run(parsed: argparse.Namespace) -> None:
     print_codebook(codebook)
     if cold is not None:
         say(f"{len(cold):,} of them get their place from content")
+    say(_form_of_items(holdout.log.num_items))
     options = " --epochs-of EARLIER" if parsed.holdout == "none" else ""
     say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL{options}")
 
@@ -153,3 +154,13 @@ def _read_content(log: Interactions, parsed: argparse.Namespace) -> Content | No
         f"{content.unknown:,} others are not in the log"
     )
     return content
+
+
+def _form_of_items(num_items: int) -> str:
+    """Say what training makes of so many items, unless a preset has these codes."""
+    if num_items > MAX_SUB_ITEMS:
+        return f"over {MAX_SUB_ITEMS:,} items: the default preset learns codes of its own"
+    return (
+        f"{num_items:,} items are few enough for a full table: the default preset trains one, "
+        "learns codes from it, and keeps what validates better"
+    )

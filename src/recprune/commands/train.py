@@ -31,6 +31,7 @@ from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
     MODEL,
+    best_by_form,
     checkpoint_settings,
     epochs_until_best,
     load_code_report,
@@ -174,6 +175,8 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
     else:
         _say(f"trained for {state.epoch} epochs; weights in {where}")
+    if settings.may_keep_table(prepared.num_items) and len(prepared.validation):
+        _say(_what_is_kept(Path(parsed.out)))
     report = load_code_report(parsed.out)
     if report is not None:
         _say(
@@ -182,6 +185,16 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
     _draw_curve(Path(parsed.out))
+
+
+def _what_is_kept(folder: Path) -> str:
+    """Say whether full vectors or learnt codes were better, and by how much."""
+    best = best_by_form(folder)
+    if len(best) < 2:
+        return "the full table is kept: training ended before codes were learnt from it"
+    table, codes = best["full table"], best["learnt codes"]
+    kept = "the full table" if table >= codes else "learnt codes"
+    return f"{kept} kept: NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes"
 
 
 def _introduce(
@@ -193,6 +206,13 @@ def _introduce(
         f"{model.architecture} ({model.embedding}) for {prepared.num_items:,} items: "
         f"{training.loss} {_compared_with(training)}, on {device}{many}"
     )
+    if settings.may_keep_table(prepared.num_items):
+        _say(
+            "full vectors first, then codes that are learnt from them: what validates better is "
+            f"kept, as {prepared.num_items:,} items are few enough for either"
+        )
+    elif model.embedding == "auto":
+        _say(f"codes are learnt: over {MAX_SUB_ITEMS:,} items, a full table could not be served")
     if not len(prepared.validation):
         _say("no validation users: the last weights will be kept")
     if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:

@@ -80,6 +80,8 @@ class ModelSettings:
             )
         if self.width % self.num_heads:
             raise InputError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        if self.inner_share != 1.0 and self.architecture in ("sasrec", "bert4rec"):
+            raise InputError(f"inner_share is of eSASRec's networks, not of {self.architecture}")
         _check_number(self, "own_scores")
         if not 0.0 <= self.own_scores <= 1.0:
             raise InputError(f"own_scores is {self.own_scores}, expected 0 to 1")

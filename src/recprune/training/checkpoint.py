@@ -94,7 +94,7 @@ def load_checkpoint(
     tensors, metadata = load_tensors(path)
     try:
         saved = Settings.from_json(json.loads(metadata["settings"]))
-        state = State(**json.loads(metadata["state"]))
+        state = _state(json.loads(metadata["state"]))
         changed = _difference(saved, settings)
         if changed:
             raise InputError(f"{path}: was trained with other settings: {changed}")
@@ -148,6 +148,11 @@ def _check_moments(
         )
 
 
+def _state(values: dict[str, Any]) -> State:
+    """Return the state of a checkpoint; one of an earlier version knows no stages."""
+    return State(**{"stage_best": values["best_ndcg"], **values})
+
+
 def training_tensors(
     model: SequenceModel, optimiser: Optimiser, state: State
 ) -> list[torch.Tensor]:
@@ -183,6 +188,16 @@ def epochs_until_best(folder: str | Path) -> dict[str, int]:
         )
     lengths = {"full_epochs": stages.count("full"), "code_epochs": stages.count("learning")}
     return {"max_epochs": best[-1]} | (lengths if any(lengths.values()) else {})
+
+
+def best_by_form(folder: str | Path) -> dict[str, float]:
+    """Return the best NDCG@10 of full vectors, and of codes learnt from them, in a training."""
+    lines = (Path(folder) / EPOCHS).read_text(encoding="utf-8").splitlines()
+    best: dict[str, float] = {}
+    for entry in map(json.loads, lines):
+        form = "full table" if entry["stage"] == "full" else "learnt codes"
+        best[form] = max(entry["ndcg"], best.get(form, 0.0))
+    return best
 
 
 def save_model(

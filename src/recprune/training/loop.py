@@ -238,9 +238,11 @@ class _Training:
             begin_next_stage(state)
         if state.stage == before == "learning":
             embedding.revive(rng)
-        if workers.count > 1:
+        if workers.count > 1 and state.stage != "full":
             learnt = cast(nn.Module, self.model.embedding)
-            workers.broadcast(value.detach() for value in learnt.state_dict().values())
+            changed = [value.detach() for value in learnt.state_dict().values()]
+            # While codes change, the table they are learnt from is the same everywhere.
+            workers.broadcast(embedding.buffers() if state.stage == "learning" else changed)
         return state.stage != before
 
     def is_finished(self) -> bool:

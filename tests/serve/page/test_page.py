@@ -53,7 +53,7 @@ def grocery(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log["household_id"], log["product_id"], log["transaction_timestamp"]
     )
     Recommender.fit(
-        bought, width=32, length=30, num_blocks=1, num_heads=1, num_negatives=16, batch_size=64,
+        bought, "gsasrec", width=32, length=30, num_blocks=1, num_heads=1, num_negatives=16, batch_size=64,
         max_epochs=2, learning_rate=0.005, device="cpu",
     ).save(folder / "recommender")  # fmt: skip
     names = product_names(pl.read_parquet(data_folder() / "products.parquet"))
