@@ -82,6 +82,65 @@ def test_the_last_sitting_can_be_asked_for_from_its_beginning() -> None:
     assert targets_of(holdout, "test") == {"ann": (["a", "b", "c"], "d")}
 
 
+#     time  1  2  3  4  5  6  7  8  9 | 10 11 12 | 13 14 15 16
+#     ann   a     b     c             |    d  e  | x
+#     bob      a     b        c       |          |    y  z        nothing between the cuts
+#     cat                  a          | b        |
+#     dan                             |       a  |          z     nothing before the earlier one
+#     eve                        a  bc|          |
+TWICE_CUT = [
+    ("ann", "a", 1), ("bob", "a", 2), ("ann", "b", 3), ("bob", "b", 4), ("ann", "c", 5),
+    ("cat", "a", 6), ("bob", "c", 7), ("eve", "a", 8), ("eve", "b", 9), ("eve", "c", 9),
+    ("cat", "b", 10), ("ann", "d", 11), ("ann", "e", 12), ("dan", "a", 12),
+    ("ann", "x", 13), ("bob", "y", 14), ("bob", "z", 15), ("dan", "z", 16),
+]  # fmt: skip
+
+
+def test_validation_users_can_be_asked_at_an_earlier_cut() -> None:
+    """0.7 of 18 are 13, all of which happened by time 12; 0.7 of the 14 until then are 10."""
+    holdout = temporal_holdout(
+        log_of(*TWICE_CUT), train_fraction=0.7, validation_users=9, validation="temporal"
+    )
+    assert holdout.cut_time == 12_000_000
+    abc = ["a", "b", "c"]
+    assert targets_of(holdout, "validation") == {"ann": (abc, "d"), "cat": (["a"], "b")}
+    # What the two had between the cuts trains no model; all else does.
+    assert training_of(holdout) == [abc, abc, ["a"], ["a"], abc]
+    assert targets_of(holdout, "test") == {
+        "ann": ([*abc, "d", "e"], "x"),
+        "bob": (abc, "y"),
+        "dan": (["a"], "z"),
+    }
+    assert len(holdout.dropped_users) == 0
+
+
+def test_who_is_asked_at_an_earlier_cut_has_history_enough_by_then() -> None:
+    """Cat had two items before the cut, but only one before the earlier one."""
+    found = {}
+    for least in (2, 3, 4):
+        found[least] = temporal_holdout(
+            log_of(*TWICE_CUT),
+            train_fraction=0.7,
+            validation_users=9,
+            validation="temporal",
+            min_history=least,
+        )
+    assert list(targets_of(found[2], "validation")) == ["ann"]
+    assert training_of(found[2])[2:4] == [["a", "b"], []]  # dan is dropped
+    assert list(targets_of(found[3], "validation")) == ["ann"]
+    assert training_of(found[3])[2] == []
+    assert len(found[4].validation) == 0
+    assert training_of(found[4])[0] == ["a", "b", "c", "d", "e"]
+
+
+def test_everything_at_one_time_has_no_earlier_cut() -> None:
+    log = log_of(("u", "a", 1), ("u", "b", 1), ("u", "c", 2))
+    holdout = temporal_holdout(log, train_fraction=0.6, validation="temporal")
+    assert len(holdout.validation) == 0
+    assert training_of(holdout) == [["a", "b"]]
+    assert targets_of(holdout, "test") == {"u": (["a", "b"], "c")}
+
+
 def test_shares_are_decimal_fractions() -> None:
     log = log_of(*[("u", n, n) for n in range(100)])
     for percent in (7, 14, 28, 29, 55, 56, 57, 90, 99):
@@ -184,6 +243,49 @@ def test_nothing_leaks_from_the_future_and_nothing_is_lost(
             assert holdout.history(test, tested[user]).tolist() == past
 
 
+@given(LOGS, st.floats(0.05, 0.95), st.integers(0, 6), st.integers(1, 3), st.integers(0, 3))
+def test_users_that_are_asked_at_an_earlier_cut_train_on_nothing_after_it(
+    rows: list[tuple[int, int, int]], fraction: float, validation: int, min_history: int, seed: int
+) -> None:
+    log = log_of(*rows)
+    last, holdout = (
+        temporal_holdout(
+            log,
+            train_fraction=fraction,
+            validation_users=validation,
+            validation=kind,
+            min_history=min_history,
+            seed=seed,
+        )
+        for kind in ("last", "temporal")
+    )
+    cut, share = holdout.cut_time, Fraction(repr(fraction))
+    assert cut is not None
+    assert targets_of(holdout, "test") == targets_of(last, "test")
+    assert holdout.dropped_users.tolist() == last.dropped_users.tolist()
+    past_times = sorted(log.times[log.times <= cut].tolist())
+    earlier = next(
+        time
+        for time in past_times
+        if sum(other <= time for other in past_times) >= share * len(past_times)
+    )
+    asked = {}
+    for user in set(range(log.num_users)) - set(holdout.dropped_users.tolist()):
+        rows_of_user = slice(log.offsets[user], log.offsets[user + 1])
+        items, times = log.items[rows_of_user], log.times[rows_of_user]
+        known = items[times <= earlier].tolist()
+        between = items[(times > earlier) & (times <= cut)].tolist()
+        if between and len(known) >= min_history:
+            asked[user] = (known, between[0])
+        if user not in holdout.validation.users:
+            assert holdout.train.history(user).tolist() == known + between
+    assert len(holdout.validation) == min(validation, len(asked))
+    for target, user in enumerate(holdout.validation.users.tolist()):
+        history = holdout.history(holdout.validation, target).tolist()
+        assert (history, holdout.validation.items[target]) == asked[user]
+        assert holdout.train.history(user).tolist() == history
+
+
 def test_the_seed_chooses_the_validation_users() -> None:
     log = log_of(*[(user, item, item) for user in range(50) for item in range(5)])
     chosen = [
@@ -201,7 +303,7 @@ def test_the_seed_chooses_the_validation_users() -> None:
         ({"train_fraction": float("nan")}, "train_fraction is nan"),
         ({"validation_users": -1}, "validation_users is -1"),
         ({"min_history": 0}, "min_history is 0"),
-        ({"validation": "first"}, "validation is 'first', expected one of last, sitting"),
+        ({"validation": "first"}, "validation is 'first', expected one of last, sitting, temporal"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

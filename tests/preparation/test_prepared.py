@@ -341,6 +341,38 @@ def test_prepare_cuts_in_time_by_default(log_file: Path, tmp_path: Path) -> None
     assert len(prepared.validation) == 0
 
 
+def test_prepare_asks_validation_users_at_an_earlier_cut(log_file: Path, tmp_path: Path) -> None:
+    """Users have their places 0, 1, ... one after the other, as `log_file` dates them."""
+    kept = {}
+    for kind in ("last", "temporal"):
+        options = ["--train-fraction", "0.5", "--validation", kind, *SMALL]
+        assert main(["prepare", str(log_file), "--out", str(tmp_path / kind), *options]) == 0
+        kept[kind] = Prepared.load(tmp_path / kind)
+        assert kept[kind].settings["validation"] == kind
+    last, temporal = kept["last"], kept["temporal"]
+    assert np.array_equal(temporal.test.users, last.test.users)
+    assert np.array_equal(temporal.test.items, last.test.items)
+    assert temporal.settings["cut_time"] == last.settings["cut_time"]
+    # 24 of 48 interactions: places 0 and 1 of all ten users, and place 2 of the first four.
+    assert len(temporal.validation) == 10
+    lengths = temporal.validation.ends - temporal.validation.starts
+    assert lengths.tolist() == [3] * 4 + [2] * 6
+    assert np.array_equal(temporal.train_ends[temporal.validation.users], temporal.validation.ends)
+
+
+@pytest.mark.parametrize("holdout", ["leave-one-out", "none"])
+@pytest.mark.parametrize("kind", ["sitting", "temporal"])
+def test_other_validation_targets_need_a_cut_in_time(
+    log_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], holdout: str, kind: str
+) -> None:
+    options = ["--holdout", holdout, "--validation", kind, *SMALL]
+    assert main(["prepare", str(log_file), "--out", str(tmp_path / "out"), *options]) == 2
+    complaint = " ".join(capsys.readouterr().err.split())
+    why = f"goes with --holdout temporal: {holdout} has no cut in time"
+    assert f"--validation {kind} {why}" in complaint
+    assert not (tmp_path / "out").exists()
+
+
 def test_prepare_holds_out_nothing_on_request(
     log_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,14 +154,18 @@ def test_the_parts_of_a_minibatch_are_the_minibatch(architecture: str, parts: in
 
 
 SHARED = {"loss": "softmax", "negatives": "shared", "num_in_batch": 3}
+# Full vectors, codes that change, and then codes that stay.
+LEARNT = {"codes": "learnt", "num_splits": 4, "num_sub_items": 4, "full_epochs": 1,
+          "code_epochs": 1}  # fmt: skip
 # Of 41 users, the last minibatch has a single history: one of the two workers has nothing to do.
 TRAINED: dict[str, tuple[Callable[[], Prepared], dict[str, Any]]] = {
     "codes": (lambda: cycle(41), {"pruning_weight": 0.1, "windows": "random"}),
     "times, repeats": (lambda: dated(cycle(41)), {
         "architecture": "timed", "repeats": 9, "pruning_weight": 0.1, "windows": "random"}),
     "learnt codes": (lambda: cycle(41), {
-        **SHARED, "codes": "learnt", "num_splits": 4, "num_sub_items": 4, "full_epochs": 1,
-        "max_epochs": 3}),
+        **SHARED, **LEARNT, "max_epochs": 4}),
+    "full table or learnt codes": (lambda: with_content(groups(41)), {
+        **SHARED, **LEARNT, "embedding": "auto", "max_epochs": 3}),
     # 41 users meet few of 300 items in a step: the others stay where they are.
     "rows of a table": (lambda: wandering(41, 8, 300), {**SHARED, "embedding": "full"}),
     "transitions, cold items": (lambda: with_content(groups(41)), {
@@ -183,22 +187,21 @@ def test_two_workers_train_what_one_does(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "two" / "training.png").stat().st_size > 1000
 
 
-def test_two_workers_go_on_with_codes_that_are_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [2, 3], ids=["codes change", "codes stay"])
+def test_two_workers_go_on_with_codes_that_are_cut(tmp_path: Path, stage: int) -> None:
     """From the middle of an epoch: only the first of them has read the checkpoint."""
     prepared = cycle(41)
-    settings = settings_of(
-        dropout=0.0, max_epochs=2, full_epochs=1, codes="learnt", num_splits=4, num_sub_items=4
-    )
+    settings = settings_of(**{"dropout": 0.0, "max_epochs": 3} | LEARNT)
     prepared.save(tmp_path / "prepared")
     train(prepared, settings, tmp_path / "one", device="cpu")
 
     def interrupt(step: int, of: int, _: float) -> None:
-        if lines_of(tmp_path / "two" / "epochs.jsonl") == 1 and step < of:
+        if lines_of(tmp_path / "two" / "epochs.jsonl") == stage - 1 and step < of:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("recprune.training.loop._REPORT_EVERY", 2)
-        with pytest.raises(InterruptedWorkError, match="in epoch 2 after 2 of 5"):
+        with pytest.raises(InterruptedWorkError, match=f"in epoch {stage} after 2 of 5"):
             train(prepared, settings, tmp_path / "two", device="cpu", on_steps=interrupt)
     arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "two"), "--resume"]
     assert main([*arguments, "--workers", "2", "--device", "cpu"]) == 0

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from recprune import InputError, Targets
+from recprune.cli import main
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
+from recprune.recommender import Recommender
 from recprune.training.checkpoint import epochs_until_best, load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
-from recprune.training.tensors import load_tensors
 from recprune.training.tuning import tune
 from recprune.types import InterruptedWorkError
 from tests.preparation.test_prepared import cycle
+from tests.support.small_models import walks
 from tests.training.test_minibatches import settings_of
 from tests.training.test_placement import groups, with_content
 from tests.training.test_training import (
@@ -56,11 +58,6 @@ def stages_of(reports: list[EpochReport]) -> str:
 def unvalidated(prepared: Prepared) -> Prepared:
     no_ids, no_places = np.empty(0, np.int32), np.empty(0, np.int64)
     return replace(prepared, validation=Targets(no_ids, no_ids, no_places, no_places))
-
-
-def code_report(folder: Path) -> Any:
-    """Return what the saved model says of its codes, or None."""
-    return json.loads(load_tensors(folder / MODEL)[1].get("codes", "null"))
 
 
 # One after the other -----------------------------------------------------------------------------
@@ -136,7 +133,8 @@ def test_each_stage_has_a_best_of_its_own(tmp_path: Path) -> None:
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "own negatives": (cycle, {}),
-    "rows of a table": (cycle, SHARED),
+    # More sub-items than items: some are unused, and put elsewhere between two epochs.
+    "rows of a table": (cycle, SHARED | {"num_sub_items": 32}),
     "full or codes": (cycle, {"embedding": "auto"}),
     "cold items": (lambda: with_content(groups(20)), SHARED),
 }
@@ -226,6 +224,10 @@ def test_codes_stay_while_sub_item_embeddings_move(tmp_path: Path) -> None:
         assert np.array_equal(arrays[codes], distances.argmin(-1))
     for before, after in zip(seen[:-1], last, strict=True):
         assert (np.abs(after[moved] - before[moved]).max(-1) > 1e-4).mean() > 0.5
+    # Of 4 steps in each of 6 epochs, Adam remembers all that it made with the encoder.
+    made = {name: int(last[-1][name]) for name in last[-1] if name.startswith("step.")}
+    assert made.pop("step.embedding.sub_item_embeddings") == 12
+    assert set(made.values()) == {24}
 
 
 def test_every_model_that_is_saved_ranks_as_the_one_that_was_judged(tmp_path: Path) -> None:
@@ -303,9 +305,6 @@ CODES_WIN = learnt(**AUTO | {"num_sub_items": 16, "full_epochs": 1})
 def test_a_full_table_is_kept_where_it_validates_better(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recprune.cli import main
-    from recprune.recommender import Recommender
-
     prepared, out = cycle(), tmp_path / "model"
     prepared.save(tmp_path / "prepared")
     reports = run(prepared, TABLE_WINS, out)
@@ -353,7 +352,7 @@ def test_a_large_catalogue_never_keeps_a_full_table(
     assert not any(report.best or report.can_be_saved for report in full)
     assert load_model(tmp_path / "small", prepared)[1].model.embedding == "full"
     assert load_model(tmp_path / "large", prepared)[1].model.embedding == "recjpq"
-    assert code_report(tmp_path / "large") is not None
+    assert load_code_report(tmp_path / "large") is not None
     # The same steps: only what is kept of them differs.
     first, second = (weights(tmp_path / size, CHECKPOINT) for size in ("small", "large"))
     assert identical(first, second)
@@ -383,7 +382,7 @@ def test_full_vectors_may_take_all_epochs_and_codes_come_if_they_stop_getting_be
 
 
 def test_a_full_table_or_codes_needs_codes_that_are_learnt() -> None:
-    with pytest.raises(InputError, match="a full table and learnt codes, codes is svd"):
+    with pytest.raises(InputError, match="a full table and learnt codes, but codes is svd"):
         settings_of(embedding="auto")
 
 
@@ -435,15 +434,17 @@ def test_epochs_until_the_best_have_the_stages_of_the_earlier_training(tmp_path:
     assert epochs_until_best(tmp_path) == {"max_epochs": 4}
 
 
+CUT_EARLY = CODES_WIN.with_values({"embedding": "recjpq", "full_epochs": 39, "max_epochs": 40})
+
+
 @pytest.mark.parametrize(
-    ("settings", "kept"), [(TABLE_WINS, "full"), (CODES_WIN, "recjpq")], ids=["full", "recjpq"]
+    ("settings", "kept"),
+    [(TABLE_WINS, "full"), (CODES_WIN, "recjpq"), (CUT_EARLY, "recjpq")],
+    ids=["full", "recjpq", "cut early"],
 )
 def test_the_served_model_is_of_the_kind_that_was_best_and_as_old(
     tmp_path: Path, settings: Settings, kept: str
 ) -> None:
-    from recprune.cli import main
-
-    # Full vectors may take longer than they do: they are cut once they get no better.
     settings = settings.with_values({"max_epochs": 40, "patience": 4})
     reports = run(cycle(), settings, tmp_path / "earlier")
     best = [report for report in reports if report.best][-1].epoch
@@ -453,8 +454,28 @@ def test_the_served_model_is_of_the_kind_that_was_best_and_as_old(
     words = ["train", str(tmp_path / "whole"), "--settings", str(given), "--device", "cpu"]
     words += ["--epochs-of", str(tmp_path / "earlier"), "--out", str(tmp_path / "final")]
     assert main(words) == 0
+    if settings.training.full_epochs == 39:
+        assert 3 < stages_of(reports).count("F") < 39  # they got no better
     again = lines_without_times(tmp_path / "final")
     assert [line["stage"] for line in again] == [report.stage for report in reports[:best]]
     assert load_model(tmp_path / "final", unvalidated(cycle()))[1].model.embedding == kept
     # No validation users: the same log, and so the same weights.
     assert identical(weights(tmp_path / "final"), weights(tmp_path / "earlier"))
+
+
+def test_fitting_a_log_keeps_what_validates_better_and_all_of_it_the_same(tmp_path: Path) -> None:
+    log = walks(40, 60, "integers", seed=1)
+    values = {name: value for name, value in AUTO.items() if name != "max_epochs"}
+    values |= {"codes": "learnt", "num_splits": 1, "num_sub_items": 2, "learning_rate": 0.01}
+    values |= {"length": 12, "num_blocks": 1, "num_negatives": 16, "device": "cpu"}
+    first, out = tmp_path / "first", tmp_path / "whole"
+    Recommender.fit(log, preset="sasrec", out=first, max_epochs=16, **values)
+    whole = Recommender.fit(
+        log, preset="sasrec", train_fraction=1.0, epochs_of=first, out=out, **values
+    )
+    assert whole.settings["model"]["embedding"] == "full"
+    assert len(lines_without_times(out)) == epochs_until_best(first)["max_epochs"]
+    whole.save(tmp_path / "saved")
+    loaded = Recommender.load(tmp_path / "saved", encoder="torch")
+    questions = [[7 * item - 100 for item in range(start, start + 4)] for start in range(9)]
+    assert loaded.recommend(questions, 3).items == whole.recommend(questions, 3).items

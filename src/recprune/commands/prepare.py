@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validation",
         choices=get_args(Validation),
         default="last",
-        help="their target: the last item before the cut, the first of the last items at one time, "
-        "or the first item after an earlier cut, which is what the test asks; default %(default)s",
+        help="their target: the last item before the cut; the first of the last items at one time; "
+        "or, as the test asks, the first item after a cut, an earlier one; default %(default)s",
     )
     parser.add_argument(
         "--assignment",
@@ -89,7 +89,10 @@ def run(parsed: argparse.Namespace) -> None:
     check_target(parsed.out, kind=KIND)
     check_size(parsed.splits, parsed.sub_items)
     if parsed.validation != "last" and parsed.holdout != "temporal":
-        raise InputError(f"--validation {parsed.validation} goes with --holdout temporal")
+        raise InputError(
+            f"--validation {parsed.validation} goes with --holdout temporal: "
+            f"{parsed.holdout} has no cut in time"
+        )
     if not parsed.content and (parsed.content_item or parsed.content_text or parsed.content_vector):
         raise InputError("--content-item, --content-text and --content-vector go with --content")
     log = read_log(parsed)

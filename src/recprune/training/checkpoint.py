@@ -195,7 +195,7 @@ def best_by_form(folder: str | Path) -> dict[str, float]:
     lines = (Path(folder) / EPOCHS).read_text(encoding="utf-8").splitlines()
     best: dict[str, float] = {}
     for entry in map(json.loads, lines):
-        form = "full table" if entry["stage"] == "full" else "learnt codes"
+        form = "full table" if entry.get("stage") == "full" else "learnt codes"
         best[form] = max(entry["ndcg"], best.get(form, 0.0))
     return best
 
