@@ -88,6 +88,7 @@ def _training(records: dict[str, _Figures]) -> list[str]:
                 [
                     f"{LOGS[name].title}, {model}",
                     f"{one['validation_ndcg']:.4f}",
+                    f"{figures['quality'][model]['all']['NDCG@10'][0]:.4f}",
                     f"{one['best_epoch']} of {one['epochs']}",
                     f"{one['seconds']:.0f}",
                     f"{codes['items_sharing_a_code']:,}" if codes else "",
@@ -95,7 +96,7 @@ def _training(records: dict[str, _Figures]) -> list[str]:
                     f"{codes['quantisation_error']:.2f}" if codes else "",
                 ]
             )
-    header = ["", "validation NDCG@10", "best epoch", "seconds", "items sharing a code",
+    header = ["", "validation NDCG@10", "test", "best epoch", "seconds", "items sharing a code",
               "unused sub-items", "quantisation error"]  # fmt: skip
     return _table(header, rows)
 
