@@ -36,9 +36,9 @@ _VARIANTS = {
 # Models that differ in their codes: as prepared, and learnt ones of two lengths. Named as the
 # folders of benchmarks.quality, whose models can stand in for them.
 _CODES: dict[str, dict[str, Any]] = {
-    "svd-codes": {"codes": "svd"},
-    "learnt-m-8": {"codes": "learnt", "num_splits": 8},
-    "learnt-m-16": {"codes": "learnt", "num_splits": 16},
+    "svd-codes": {"embedding": "recjpq", "codes": "svd"},
+    "learnt-m-8": {"embedding": "recjpq", "codes": "learnt", "num_splits": 8},
+    "learnt-m-16": {"embedding": "recjpq", "codes": "learnt", "num_splits": 16},
 }
 # Where training differs from the presets. An epoch count as large as the patience of 200 would keep
 # early stopping from ever acting.
