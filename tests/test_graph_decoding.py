@@ -192,9 +192,6 @@ def test_the_document_has_the_table_of_what_was_measured() -> None:
     assert with_table(text, records()) == text
 
 
-# Arguments ---------------------------------------------------------------------------------------
-
-
 # The benchmark -----------------------------------------------------------------------------------
 
 

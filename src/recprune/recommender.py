@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,9 +103,11 @@ class Recommender:
         self.settings = settings  # of the model, its training and its data
         self._weights = weights
         model_settings = Settings.from_json({"model": settings["model"]}).model
-        self.heads = BoostHeads(weights, model_settings, successors, self._item_scores)
-        # A compact index would put all codes together in every request.
-        self._codes = index.item_codes() if model_settings.own_scores != 1.0 else None
+        scores_of = index.score
+        if model_settings.own_scores != 1.0:
+            # A compact index would put all codes together in every request.
+            scores_of = partial(_item_scores, index, index.item_codes())
+        self.heads = BoostHeads(weights, model_settings, successors, scores_of)
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
@@ -112,14 +115,6 @@ class Recommender:
         model = self.settings["model"]
         form = "full table" if model["embedding"] == "full" else f"{model['codes']} codes"
         return f"Recommender({model['architecture']}, {form}, {len(self.item_ids):,} items)"
-
-    def _item_scores(self, sequence_embedding: Float32Array, items: Int64Array) -> Float32Array:
-        """Return the scores of a few items, for a repeat head that takes a part of them away."""
-        if self._codes is None:
-            return self.index.score(sequence_embedding, items)
-        bias = self.index.item_bias
-        table = self.index.sub_item_scores(sequence_embedding)
-        return score_items(table, self._codes[items], bias[items] if bias is not None else None)
 
     # Making one ----------------------------------------------------------------------------------
 
@@ -541,6 +536,15 @@ def _from_version_3(saved: Saved) -> Saved:
     index_arrays = _with_prefix(saved.arrays, "index_")
     index = Saved(INDEX_KIND, 4, saved.settings["index"], index_arrays)
     return Saved(KIND, _VERSION, saved.settings["recommender"], arrays, {"index": index})
+
+
+def _item_scores(
+    index: Index, codes: NDArray[Any], sequence_embedding: Float32Array, items: Int64Array
+) -> Float32Array:
+    """Return the scores of a few items, for a repeat head that takes a part of them away."""
+    bias = index.item_bias
+    table = index.sub_item_scores(sequence_embedding)
+    return score_items(table, codes[items], bias[items] if bias is not None else None)
 
 
 def _epochs(values: Mapping[str, Any], epochs_of: str | Path | None, whole: bool) -> Json:

@@ -89,7 +89,7 @@ def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
     assert len(own_items(np.empty(0, np.int32), 5).items) == 0
 
 
-def test_a_boost_is_the_sum_of_the_numbers_of_three_buckets() -> None:
+def test_a_boost_is_the_sum_of_the_numbers_of_four_buckets() -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((NUM_BUCKETS, 4 + NUM_SITUATIONS)).astype(np.float32)
     bias = rng.standard_normal(NUM_BUCKETS).astype(np.float32)

@@ -7,16 +7,13 @@ likely to come again depends on such numbers too. Each falls into a bucket.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from recprune.models.buckets import half_powers
 from recprune.models.timelines import AGE_BUCKETS, UNKNOWN_AGE, age_buckets
 from recprune.types import Int32Array, Int64Array, Timeline
 
-# Counts have two buckets for every doubling, up to 512 and more: √2, 2, 2 √2, …, rounded up.
-# Integers, so that training and serving cannot disagree.
-COUNT_BOUNDS = np.unique([math.isqrt((1 << half) - 1) + 1 for half in range(1, 19)])
+COUNT_BOUNDS = np.unique(half_powers(19))  # up to 512 events, and more
 TENTHS = 10  # of events, that are of different items
 # Where the buckets of each kind begin; those of counts stand first.
 FIRST_GAP = len(COUNT_BOUNDS) + 1

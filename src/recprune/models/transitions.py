@@ -10,7 +10,6 @@ learn to trust what it will never see again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.counting import counted_transitions
+from recprune.models.buckets import half_powers
 from recprune.preparation.prepared import Prepared
 from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, StorageError, frozen
 
@@ -29,18 +29,9 @@ BUCKETS = PROBABILITY_BUCKETS + COUNT_BUCKETS  # for each of the last items
 RATIO_UNIT = 1 << 20  # of total ÷ count in integers: two int32 leave so much room in an int64
 
 
-def _half_powers(num_buckets: int, unit: int) -> Int64Array:
-    """Return where all buckets but the first begin: √2, 2, 2 √2, … units, rounded up.
-
-    Integers, so that what is trained and what is served cannot disagree, on any machine.
-    """
-    squares = (unit * unit << half for half in range(1, num_buckets))
-    return np.array([math.isqrt(square - 1) + 1 for square in squares], np.int64)
-
-
 # A bucket is how many of these a number reaches.
-RATIO_BOUNDS = _half_powers(PROBABILITY_BUCKETS, RATIO_UNIT)
-COUNT_BOUNDS = _half_powers(COUNT_BUCKETS, 1)
+RATIO_BOUNDS = half_powers(PROBABILITY_BUCKETS, RATIO_UNIT)
+COUNT_BOUNDS = half_powers(COUNT_BUCKETS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,8 +178,8 @@ class _Judged(NamedTuple):
 
     model: SequenceModel
     settings: Settings
-    code_report: Callable[[], CodeReport | None]
-    can_be_saved: bool = True  # full vectors of too many items cannot
+    learnt: LearntEmbedding | None = None  # what its codes were cut from
+    can_be_saved: bool = True  # full vectors that must become codes cannot
 
 
 class _Training:
@@ -342,7 +342,7 @@ class _Training:
                 judged.model,
                 self.checksum,
                 ndcg_10,
-                judged.code_report(),
+                self._code_report(judged),
             )
         _append_line(self.folder / EPOCHS, report)
         on_epoch(report)
@@ -355,19 +355,24 @@ class _Training:
         model, settings = self.model, self.settings
         embedding = model.embedding
         if not isinstance(embedding, LearntEmbedding):
-            known = self.state.code_report
-            report = (lambda: CodeReport(**known)) if known is not None else (lambda: None)
-            return _Judged(model, settings.as_codes(), report)
+            return _Judged(model, settings.as_codes())
         if not embedding.quantises:
             if settings.may_keep_table(embedding.num_items):
                 table = with_embedding(model, embedding.as_full())
-                return _Judged(table, settings.as_table(), lambda: None)
+                return _Judged(table, settings.as_table())
             if not cut:
-                return _Judged(model, settings, lambda: None, can_be_saved=False)
+                return _Judged(model, settings, can_be_saved=False)
             embedding = copy.deepcopy(embedding)
             embedding.cut(stream_generator(settings.training.seed, Stream.CODES))
         model = with_embedding(model, embedding.as_recjpq())
-        return _Judged(model, settings.as_codes(), embedding.report)
+        return _Judged(model, settings.as_codes(), embedding)
+
+    def _code_report(self, judged: _Judged) -> CodeReport | None:
+        """Say how well learnt codes tell items apart: now, or when they came to rest."""
+        if judged.learnt is not None:
+            return judged.learnt.report()
+        known = self.state.code_report
+        return CodeReport(**known) if known is not None else None
 
     def _first_state(self, resume: bool) -> State:
         """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
