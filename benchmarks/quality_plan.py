@@ -48,8 +48,8 @@ _LONG = {"max_epochs": 100_000, "patience": 100_000}
 _NO_TRANSITIONS = {"transitions": 0}
 _REVIEWS = {
     **_WHOLE, **_LONG, "num_blocks": 1, "num_heads": 2, "width": 64, "length": 50, "dropout": 0.5,
-    "exclude_seen": True, "batches_per_epoch": 2000, "validation_users": 2048,
-    "full_epochs": 12, "code_epochs": 60,
+    "exclude_seen": True, "batches_per_epoch": 2000, "validation_users": 8192,
+    "full_epochs": 40, "code_epochs": 40,
 }  # fmt: skip
 _LEAVE_ONE_OUT = ("--holdout", "leave-one-out")
 _SITTING = ("--validation", "sitting", "--validation-users", "2048")
@@ -57,9 +57,13 @@ _TEMPORAL = ("--min-history", "5", "--validation", "temporal", "--validation-use
 
 LOGS = {
     "amazon-beauty": Log(
-        "amazon-beauty", (*_LEAVE_ONE_OUT, "--validation-users", "2048"), "gsasrec", _REVIEWS, True
+        "amazon-beauty",
+        (*_LEAVE_ONE_OUT, "--validation-users", "4096"),
+        "gsasrec",
+        {**_REVIEWS, "dropout": 0.4},
+        True,
     ),
-    "yelp": Log("yelp", (*_LEAVE_ONE_OUT, "--validation-users", "2048"), "gsasrec", _REVIEWS, True),
+    "yelp": Log("yelp", (*_LEAVE_ONE_OUT, "--validation-users", "8192"), "gsasrec", _REVIEWS, True),
     "ml-1m": Log(
         "MovieLens-1M",
         (*_LEAVE_ONE_OUT, "--validation-users", "6040"),
@@ -67,7 +71,7 @@ LOGS = {
         {
             **_WHOLE, **_LONG, "width": 256, "num_heads": 2, "length": 200, "dropout": 0.3,
             "windows": "random", "exclude_seen": True, "validation_users": 6040,
-            "full_epochs": 20, "code_epochs": 25, "inner_share": 1.0,
+            "full_epochs": 40, "code_epochs": 40, "inner_share": 1.0,
         },
         True,
         others={
@@ -84,17 +88,17 @@ LOGS = {
     ),
     "gitlog": Log(
         "gitlog",
-        _TEMPORAL,
+        (*_TEMPORAL[:-1], "4096"),
         "recommended",
         {**_LONG, **_NO_TRANSITIONS, "own_scores": 0.0, "dropout": 0.5, "full_epochs": 4,
-         "code_epochs": 10, "batches_per_epoch": 150, "validation_users": 2048},
+         "code_epochs": 10, "batches_per_epoch": 150, "validation_users": 4096},
         content=True,
     ),
     "tmall-like": Log(
         "tmall-like",
         _TEMPORAL,
         "recommended",
-        {**_LONG, "width": 64, "length": 50, "repeats": 100, "full_epochs": 4,
+        {**_LONG, "width": 64, "length": 50, "repeats": 100, "activity": False, "full_epochs": 4,
          "code_epochs": 8, "batches_per_epoch": 300, "validation_users": 2048},
         test_users=10_000,
     ),

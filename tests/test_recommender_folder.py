@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recprune import InputError, MissingExtraError, StorageError
-from recprune.models.repeats import NUM_BUCKETS
+from recprune.models.repeats import num_buckets
 from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS
 from recprune.preparation.prepared import Prepared
@@ -221,7 +221,7 @@ def spoilt(number: float, place: int, *shape: int) -> Float32Array:
     return array
 
 
-OWN, NEXT, WIDTH = NUM_BUCKETS, 2 * BUCKETS, SMALL["width"]
+OWN, NEXT, WIDTH = num_buckets(False), 2 * BUCKETS, SMALL["width"]
 BOTH = WIDTH + NUM_SITUATIONS
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
+from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
 from recprune.models.settings import DEFAULT_PRESET, Settings, find_preset
@@ -93,6 +94,7 @@ class Recommender:
         weights: dict[str, NDArray[Any]],
         export: Callable[[], bytes],
         successors: SuccessorTable | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
@@ -107,7 +109,7 @@ class Recommender:
         if model_settings.own_scores != 1.0:
             # A compact index would put all codes together in every request.
             scores_of = partial(_item_scores, index, index.item_codes())
-        self.heads = BoostHeads(weights, model_settings, successors, scores_of)
+        self.heads = BoostHeads(weights, model_settings, successors, scores_of, activity)
         self._export = export  # the encoder as an ONNX model
         self._most_popular = np.argsort(-popularity, kind="stable")
 
@@ -214,6 +216,7 @@ class Recommender:
             weights,
             lambda: _export(model),
             model.successors,
+            None if model.activity is None else model.activity.latest(),
         )
 
     def save(self, folder: str | Path) -> None:
@@ -231,6 +234,8 @@ class Recommender:
         }
         if self.heads.transitions is not None:
             arrays |= self.heads.transitions.table.to_arrays("successors")
+        if self.heads.repeats is not None and self.heads.repeats.activity is not None:
+            arrays["activity"] = self.heads.repeats.activity.buckets[-1]
         parts = {"index": self.index.parts()}
         save_folder(folder, Saved(KIND, _VERSION, self.settings, arrays, parts))
 
@@ -264,7 +269,9 @@ class Recommender:
             onnx = arrays["encoder_onnx"].tobytes()
             popularity = arrays["popularity"]
             model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
-            successors = None
+            successors = activity = None
+            if model_settings.model.activity:
+                activity = Activity.from_array(arrays["activity"], index.num_items)
             if model_settings.model.transitions:
                 successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
         except KeyError as error:
@@ -272,7 +279,17 @@ class Recommender:
         try:
             check_heads(weights, model_settings.model)
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
-            return cls(index, chosen, item_ids, popularity, own, weights, lambda: onnx, successors)
+            return cls(
+                index,
+                chosen,
+                item_ids,
+                popularity,
+                own,
+                weights,
+                lambda: onnx,
+                successors,
+                activity,
+            )
         except StorageError as error:
             raise StorageError(f"{folder}: {error}") from None
 

@@ -14,11 +14,11 @@ from recprune import InputError
 from recprune.models.repeats import (
     FAST_BUCKETS,
     FAST_DECAY,
+    FIRST_ACTIVITY,
     FIRST_AGE,
     FIRST_FAST,
     FIRST_SLOW,
     NEVER,
-    NUM_BUCKETS,
     RECENCY_BUCKETS,
     SLOW_BUCKETS,
     SLOW_DECAY,
@@ -91,8 +91,8 @@ def test_every_item_of_a_history_stands_once_with_its_last_event() -> None:
 
 def test_a_boost_is_the_sum_of_the_numbers_of_four_buckets() -> None:
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((NUM_BUCKETS, 4 + NUM_SITUATIONS)).astype(np.float32)
-    bias = rng.standard_normal(NUM_BUCKETS).astype(np.float32)
+    weight = rng.standard_normal((FIRST_ACTIVITY, 4 + NUM_SITUATIONS)).astype(np.float32)
+    bias = rng.standard_normal(FIRST_ACTIVITY).astype(np.float32)
     states = rng.standard_normal((2, 4)).astype(np.float32)
     histories = [np.array([3, 3, 5], np.int32), np.array([8], np.int32)]
     boosts = RepeatBoosts(weight, bias, 10, 1.0, not_asked)(states, histories)
@@ -127,8 +127,8 @@ def not_asked(*_: Any) -> Float32Array:
 
 
 def test_own_items_may_keep_a_share_of_their_scores_only() -> None:
-    weight = np.zeros((NUM_BUCKETS, 2 + NUM_SITUATIONS), np.float32)
-    bias = np.full(NUM_BUCKETS, 0.25, np.float32)
+    weight = np.zeros((FIRST_ACTIVITY, 2 + NUM_SITUATIONS), np.float32)
+    bias = np.full(FIRST_ACTIVITY, 0.25, np.float32)
     scores = np.arange(10, dtype=np.float32)
 
     def scores_of(embedding: Float32Array, items: Int64Array) -> Float32Array:
@@ -168,7 +168,7 @@ def test_ages_double_from_bucket_to_bucket() -> None:
     last = len(AGE_BOUNDS)
     expected = [last, last, last - 1, 2, 1, 0, 0]
     assert (own.buckets[:, 3] - FIRST_AGE).tolist() == expected
-    assert own.buckets.max() < NUM_BUCKETS
+    assert own.buckets.max() < FIRST_ACTIVITY
 
 
 def test_settings_that_repeats_do_not_go_with() -> None:

@@ -70,7 +70,13 @@ def scored(
     assert model.repeats is not None
     looks_back, share = settings.model.repeats, settings.model.own_scores
     own_items = OwnItems(
-        model.embedding, model.repeats, model.longest_history, looks_back, share, CPU
+        model.embedding,
+        model.repeats,
+        model.longest_history,
+        looks_back,
+        share,
+        model.activity,
+        CPU,
     )
     with torch.no_grad():
         states = model.forward_packed(items, places, segments).flatten(0, 1)[positions]
@@ -187,7 +193,7 @@ def test_parts_and_padding_score_the_same() -> None:
     features = event_features(prepared.items, prepared.offsets)
     whole = make_minibatch(prepared, np.arange(12), settings, 0, 0, features)
     assert model.repeats is not None
-    own_items = OwnItems(model.embedding, model.repeats, 24, 50, 1.0, CPU)
+    own_items = OwnItems(model.embedding, model.repeats, 24, 50, 1.0, None, CPU)
     states = torch.randn(len(whole.targets), settings.model.width)
 
     def scores_of(minibatch: Minibatch, chosen: torch.Tensor) -> torch.Tensor:

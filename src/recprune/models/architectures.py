@@ -9,7 +9,7 @@ from recprune.models.bert4rec import BERT4Rec
 from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
 from recprune.models.esasrec import ESASRec
 from recprune.models.learnt_codes import LearntEmbedding
-from recprune.models.repeats import NUM_BUCKETS
+from recprune.models.repeats import num_buckets
 from recprune.models.sasrec import SASRec
 from recprune.models.settings import Architecture, ModelSettings
 from recprune.models.situations import NUM_SITUATIONS
@@ -53,14 +53,14 @@ def build_learning_model(settings: ModelSettings, num_items: int) -> SequenceMod
 def _model_over(embedding: ItemEmbedding, settings: ModelSettings) -> SequenceModel:
     model = ARCHITECTURES[settings.architecture](embedding, settings)
     if settings.repeats:
-        model.repeats = _head(settings.width + NUM_SITUATIONS, NUM_BUCKETS)
+        model.repeats = _head(settings.width + NUM_SITUATIONS, num_buckets(settings.activity))
     if settings.transitions:
         model.transitions = _head(settings.width, settings.transitions * BUCKETS)
     return model
 
 
-def _head(width: int, num_buckets: int) -> nn.Linear:
-    head = nn.Linear(width, num_buckets)
+def _head(width: int, rows: int) -> nn.Linear:
+    head = nn.Linear(width, rows)
     nn.init.zeros_(head.weight)  # no boosts, until there is a reason for them
     nn.init.zeros_(head.bias)
     return head

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from recprune.models.activity import Activity
 from recprune.models.attention import LearnedPositions, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.settings import ModelSettings
@@ -32,13 +33,14 @@ class BERT4Rec(nn.Module):
     reads_times: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
+    activity: Activity | None  # what that looks up, where it does
     transitions: nn.Linear | None
     successors: SuccessorTable | None  # what the transition head looks up
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
-        self.repeats = self.transitions = self.successors = None
+        self.repeats = self.activity = self.transitions = self.successors = None
         self.mask_vector = nn.Parameter(torch.randn(settings.width) * 0.02)
         # One more than a history has items, for the mask that is appended.
         self.positions = LearnedPositions(settings.length + 1, settings.width)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.repeats import NUM_BUCKETS, ItemScores, RepeatBoosts
+from recprune.models.activity import Activity
+from recprune.models.repeats import ItemScores, RepeatBoosts, num_buckets
 from recprune.models.settings import ModelSettings
 from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS, SuccessorTable, TransitionBoosts
@@ -38,18 +39,22 @@ class BoostHeads:
         settings: ModelSettings,
         successors: SuccessorTable | None,
         item_scores: ItemScores,
+        activity: Activity | None = None,
     ) -> None:
-        """Take the heads out of a model's arrays; a transition head needs a table of successors."""
+        """Take the heads out of a model's arrays, and the tables that they look up."""
         self.repeats: RepeatBoosts | None = None
         self.transitions: TransitionBoosts | None = None
         try:
             if settings.repeats:
+                if settings.activity and activity is None:
+                    raise StorageError("a repeat head without the activity that it looks up")
                 self.repeats = RepeatBoosts(
                     weights["repeats.weight"],
                     weights["repeats.bias"],
                     settings.repeats,
                     settings.own_scores,
                     item_scores,
+                    activity,
                 )
             if settings.transitions:
                 if successors is None:
@@ -88,11 +93,11 @@ def check_heads(weights: Mapping[str, NDArray[Any]], settings: ModelSettings) ->
     Not for a model in training: one that has diverged is told by its loss.
     """
     heads = {
-        "repeats": (NUM_BUCKETS, settings.width + NUM_SITUATIONS),
+        "repeats": (num_buckets(settings.activity), settings.width + NUM_SITUATIONS),
         "transitions": (settings.transitions * BUCKETS, settings.width),
     }
-    for head, (num_buckets, width) in heads.items():
-        shapes = {"weight": (num_buckets, width), "bias": (num_buckets,)}
+    for head, (rows, width) in heads.items():
+        shapes = {"weight": (rows, width), "bias": (rows,)}
         for part, shape in shapes.items():
             name = f"{head}.{part}"
             if getattr(settings, head) and name in weights:

@@ -155,8 +155,13 @@ def model_boosts(
     sequence_embeddings: Tensor,
     histories: Sequence[Int32Array],
     timelines: Sequence[Timeline | None] | None = None,
+    *,
+    known_until: int | None = None,
 ) -> list[Boosts] | None:
-    """Return what the heads of a model add to the scores of some items; None without any."""
+    """Return what the heads of a model add to the scores of some items; None without any.
+
+    What others did is known up to the moment of each request, or only to the one that is given.
+    """
     arrays = {
         name: value.detach().cpu().numpy()
         for name, value in model.named_parameters()
@@ -171,7 +176,10 @@ def model_boosts(
         scores: Float32Array = model.embedding.scores(state, chosen)[0].float().cpu().numpy()
         return scores
 
-    boosts = BoostHeads(arrays, settings, model.successors, item_scores)
+    activity = model.activity
+    if activity is not None and known_until is not None:
+        activity = activity.until(known_until)
+    boosts = BoostHeads(arrays, settings, model.successors, item_scores, activity)
     return boosts(sequence_embeddings.cpu().numpy(), histories, timelines).total()
 
 

@@ -5,7 +5,8 @@ every item of the history, the head knows how many events ago it came last, how 
 forgetting fast and once slowly, and, where times are known, how long ago it came last when the
 recommendation is asked for. Each of the four falls into a bucket, each bucket has a number that the
 state and the user's situation decide (a linear map of φ and of `situations`), and their sum is
-added to the item's score: a *boost*, which the search adds exactly. So the state weighs repeating
+added to the item's score: a *boost*, which the search adds exactly. A head may know a fifth number,
+how often anyone had the item lately (`activity`). So the state weighs repeating
 against exploring, and everything else keeps the score that it has.
 
 Where vectors say little about which of the own items comes again, they only disturb that sum. So a
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.activity import ACTIVITY_BUCKETS, Activity
 from recprune.models.situations import NUM_SITUATIONS, situation
 from recprune.models.timelines import AGE_BUCKETS, UNKNOWN_AGE, age_buckets
 from recprune.types import Boosts, Float32Array, Int32Array, Int64Array, Timeline
@@ -37,8 +39,14 @@ SLOW_DECAY, SLOW_BUCKETS = 300.0, 33
 FIRST_FAST = RECENCY_BUCKETS
 FIRST_SLOW = FIRST_FAST + FAST_BUCKETS
 FIRST_AGE = FIRST_SLOW + SLOW_BUCKETS
-NUM_BUCKETS = FIRST_AGE + AGE_BUCKETS
+FIRST_ACTIVITY = FIRST_AGE + AGE_BUCKETS
 NEVER = np.int64(1 << 31)
+
+
+def num_buckets(activity: bool) -> int:
+    """Return how many rows a head has, with or without those of activity."""
+    return FIRST_ACTIVITY + (ACTIVITY_BUCKETS if activity else 0)
+
 
 # φ and items → their scores without boosts.
 ItemScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
@@ -56,7 +64,7 @@ class HadBefore(NamedTuple):
     """The items of one history, each once."""
 
     items: Int64Array
-    buckets: Int64Array  # [items, 4]: rows of the head
+    buckets: Int64Array  # [items, 4], with activity [items, 5]: rows of the head
 
 
 def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
@@ -75,7 +83,12 @@ def event_features(items: Int32Array, offsets: Int64Array) -> EventFeatures:
     return EventFeatures(until_next, fast, slow)
 
 
-def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = None) -> HadBefore:
+def own_items(
+    history: Int32Array,
+    looks_back: int,
+    timeline: Timeline | None = None,
+    activity: Activity | None = None,
+) -> HadBefore:
     """Return the items that came among the last events of a history, with their buckets.
 
     How often they came is counted over the whole history.
@@ -84,16 +97,17 @@ def own_items(history: Int32Array, looks_back: int, timeline: Timeline | None = 
     features = event_features(history, np.array([0, len(history)]))
     last = np.flatnonzero(features.until_next == NEVER)
     last = last[last >= len(history) - looks_back]
-    buckets = np.stack(
-        [
-            recency_bucket(len(history) - 1 - last),
-            FIRST_FAST + features.fast[last].astype(np.int64),
-            FIRST_SLOW + features.slow[last].astype(np.int64),
-            FIRST_AGE + _age_buckets(last, timeline),
-        ],
-        axis=1,
-    )
-    return HadBefore(history[last].astype(np.int64), buckets)
+    items = history[last].astype(np.int64)
+    buckets = [
+        recency_bucket(len(history) - 1 - last),
+        FIRST_FAST + features.fast[last].astype(np.int64),
+        FIRST_SLOW + features.slow[last].astype(np.int64),
+        FIRST_AGE + _age_buckets(last, timeline),
+    ]
+    if activity is not None:
+        now = None if timeline is None else timeline.now
+        buckets.append(FIRST_ACTIVITY + activity.at(items, now))
+    return HadBefore(items, np.stack(buckets, axis=1))
 
 
 def recency_bucket(events_ago: NDArray[Any]) -> Int64Array:
@@ -127,6 +141,7 @@ class RepeatBoosts:
         looks_back: int,
         own_scores: float,
         item_scores: ItemScores,
+        activity: Activity | None = None,
     ) -> None:
         """Take the linear map, [buckets, d + situations] and [buckets], and how far it looks back.
 
@@ -138,6 +153,7 @@ class RepeatBoosts:
         self._looks_back = looks_back
         self._taken_away = np.float32(1.0 - own_scores)
         self._item_scores = item_scores
+        self.activity = activity
 
     def __call__(
         self,
@@ -152,7 +168,7 @@ class RepeatBoosts:
         for row, history, timeline, embedding in zip(
             values, histories, known, sequence_embeddings, strict=True
         ):
-            own = own_items(history, self._looks_back, timeline)
+            own = own_items(history, self._looks_back, timeline, self.activity)
             now = situation(history, self._looks_back, timeline)
             numbers = row + self._by_situation[now].sum(0)
             boost = numbers[own.buckets].sum(1, dtype=np.float32)

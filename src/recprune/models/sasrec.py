@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
+from recprune.models.activity import Activity
 from recprune.models.attention import LearnedPositions, by_head, no_later, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.settings import ModelSettings
@@ -42,13 +43,14 @@ class SASRec(nn.Module):
     reads_times: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
+    activity: Activity | None  # what that looks up, where it does
     transitions: nn.Linear | None
     successors: SuccessorTable | None  # what the transition head looks up
 
     def __init__(self, embedding: ItemEmbedding, settings: ModelSettings) -> None:
         super().__init__()
         self.embedding = embedding
-        self.repeats = self.transitions = self.successors = None
+        self.repeats = self.activity = self.transitions = self.successors = None
         self.positions = LearnedPositions(settings.length, settings.width)
         self.dropout = nn.Dropout(settings.dropout)
         self.blocks = nn.ModuleList(self._block(settings) for _ in range(settings.num_blocks))

@@ -53,6 +53,7 @@ class ModelSettings:
     own_scores: float = _described(
         1.0, "share of their scores that own items keep beside that head", "0 to 1"
     )
+    activity: bool = _described(False, "that head knows how often anyone had an item lately")
     transitions: int = _described(0, "last items whose successors are boosted", "0 or more")
 
     def __post_init__(self) -> None:
@@ -87,6 +88,9 @@ class ModelSettings:
             raise InputError(f"own_scores is {self.own_scores}, expected 0 to 1")
         if self.own_scores != 1.0 and not self.repeats:
             raise InputError("own_scores needs a repeat head: repeats is 0")
+        _check_flag(self, "activity")
+        if self.activity and not self.repeats:
+            raise InputError("activity is what a repeat head knows: repeats is 0")
         _check_number(self, "dropout")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout is {self.dropout}, expected 0 to below 1")
@@ -180,8 +184,7 @@ class TrainingSettings:
         if not self.cold_scale > 0.0:
             raise InputError(f"cold_scale is {self.cold_scale}, expected more than 0")
         for name in ("exclude_seen", "logq"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected true or false")
+            _check_flag(self, name)
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InputError(f"seed is {seed!r}, expected an integer from 0 to below 2^63")
@@ -333,6 +336,12 @@ def _check_count(settings: object, name: str, *, least: int = 1) -> None:
         raise InputError(f"{name} is {value!r}, expected {expected}")
 
 
+def _check_flag(settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, expected true or false")
+
+
 def _check_number(settings: object, name: str) -> None:
     value = getattr(settings, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -365,6 +374,7 @@ PRESETS = {
             length=100,
             dropout=0.3,
             repeats=300,
+            activity=True,
             transitions=1,
         ),
         TrainingSettings(

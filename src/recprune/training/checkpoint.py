@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.models.activity import measure_activity
 from recprune.models.architectures import SequenceModel, build_model, looks_at_times
 from recprune.models.boost_heads import check_heads
 from recprune.models.learnt_codes import CodeReport
-from recprune.models.settings import Settings
+from recprune.models.settings import ModelSettings, Settings
 from recprune.models.transitions import count_transitions
 from recprune.preparation.prepared import Prepared
 from recprune.training.optimiser import Optimiser
@@ -247,9 +248,16 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         check_heads(tensors, settings.model)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
-    if settings.model.transitions:
-        model.successors = count_transitions(prepared)
+    look_up_tables(model, settings.model, prepared)
     return model, settings
+
+
+def look_up_tables(model: SequenceModel, settings: ModelSettings, prepared: Prepared) -> None:
+    """Give the heads of a model what they look up: counts of the log that it is trained on."""
+    if settings.transitions:
+        model.successors = count_transitions(prepared)
+    if settings.activity:
+        model.activity = measure_activity(prepared)
 
 
 def model_from_arrays(

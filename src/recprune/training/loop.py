@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,7 +33,6 @@ from recprune.models.ranking import encode_histories, model_boosts, target_ranks
 from recprune.models.repeats import EventFeatures, event_features
 from recprune.models.settings import Settings
 from recprune.models.touched_rows import TouchedRows
-from recprune.models.transitions import count_transitions
 from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
 from recprune.storage import MANIFEST, writing_file
@@ -42,6 +41,7 @@ from recprune.training.checkpoint import (
     EPOCHS,
     State,
     load_checkpoint,
+    look_up_tables,
     save_checkpoint,
     save_model,
     training_tensors,
@@ -65,6 +65,7 @@ from recprune.types import (
     InterruptedWorkError,
     Json,
     RecpruneError,
+    Timeline,
     needs_extra,
 )
 
@@ -195,8 +196,7 @@ class _Training:
         self.checksum = prepared.checksum(with_times=looks_at_times(settings.model))
         torch.manual_seed(settings.training.seed)
         self.model = _untrained(settings, prepared).to(device)
-        if settings.model.transitions:
-            self.model.successors = count_transitions(prepared)
+        look_up_tables(self.model, settings.model, prepared)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # chance and streams are those of the current one
             torch.set_float32_matmul_precision("high")
@@ -457,10 +457,20 @@ def validation_ndcg(model: SequenceModel, prepared: Prepared, settings: Settings
     timelines = [prepared.timeline(targets, int(target)) for target in chosen]
     embeddings = encode_histories(model, settings.model.length, histories, timelines=timelines)
     exclude = histories if settings.training.exclude_seen else None
-    boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
+    boosts = model_boosts(
+        model, settings.model, embeddings, histories, timelines, known_until=_one_cut(timelines)
+    )
     ranks = target_ranks(model, embeddings, targets.items[chosen], exclude, boosts=boosts) + 1
     values = ndcg(RelevantRanks.of_targets(ranks), 10)
     return float(values.mean()) if len(values) else 0.0
+
+
+def _one_cut(timelines: Sequence[Timeline | None]) -> int | None:
+    """Return the moment that divides all histories from all requests; None if there is none."""
+    known = [timeline for timeline in timelines if timeline is not None]
+    newest = max((int(timeline.times[-1]) for timeline in known), default=0)
+    first_asked = min((timeline.now for timeline in known), default=0)
+    return newest + 1 if newest < first_asked else None
 
 
 def _is_better(ndcg_10: float, best: float) -> bool:

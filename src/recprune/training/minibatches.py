@@ -34,8 +34,9 @@ class OwnEvents(NamedTuple):
     """
 
     events: Int64Array  # [5, users, longest]
-    # [4, predictions]: the user, the column of the newest event by then, which of the user's
-    # predictions it is, and the time in seconds at which it is made, or UNKNOWN_TIME.
+    # [5, predictions]: the user, the column of the newest event by then, which of the user's
+    # predictions it is, the time in seconds at which it is made, or UNKNOWN_TIME, and that up to
+    # which it is known what others did.
     now: Int64Array
 
 
@@ -111,6 +112,8 @@ def make_minibatch(
             first = np.maximum(starts, ends - lengths - settings.model.repeats)
             own = _own_events(prepared, features, first, ends - 1, lengths - 1)
             own.now[3, without_times] = UNKNOWN_TIME
+            if settings.model.activity:
+                own.now[4] = _between(own, rng.random(len(own.now[4])))
             packed = replace(packed, own=own)
         return packed
     masked = rng.random(len(windows)) < settings.training.mask_share
@@ -209,7 +212,18 @@ def _own_events(
         events[4].flat[flat] = prepared.times[chosen] // MICROSECONDS
         # That of the target, which is the next event.
         asked_at = prepared.times[first[users] + columns + 1] // MICROSECONDS
-    return OwnEvents(events, np.stack([users, columns, places, asked_at]))
+    return OwnEvents(events, np.stack([users, columns, places, asked_at, asked_at]))
+
+
+def _between(own: OwnEvents, shares: NDArray[np.float64]) -> Int64Array:
+    """Return moments between the newest events and the predictions after them.
+
+    A model that is served knows the log up to some moment, and was not trained anew since.
+    """
+    users, columns, _, _, asked_at = own.now
+    newest = own.events[4, users, columns]
+    moments: Int64Array = newest + (shares * (asked_at - newest)).astype(np.int64)
+    return moments
 
 
 def _pack(

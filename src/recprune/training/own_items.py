@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from recprune.models.activity import Activity
 from recprune.models.embedding import ItemEmbedding
-from recprune.models.repeats import FIRST_AGE, FIRST_FAST, FIRST_SLOW, recency_bucket
+from recprune.models.repeats import (
+    FIRST_ACTIVITY,
+    FIRST_AGE,
+    FIRST_FAST,
+    FIRST_SLOW,
+    recency_bucket,
+)
 from recprune.models.situations import (
     COUNT_BOUNDS,
     FIRST_GAP,
@@ -35,6 +42,7 @@ class OwnItems:
         length: int,
         looks_back: int,
         own_scores: float,
+        activity: Activity | None,
         device: torch.device,
     ) -> None:
         """Take the most positions that a user has, and how many events count before each.
@@ -46,6 +54,7 @@ class OwnItems:
         self._length = length
         self._looks_back = looks_back
         self._taken_away = 1.0 - own_scores
+        self._activity = None if activity is None else _ActivityTable(activity, device)
         self._count_bounds = torch.from_numpy(COUNT_BOUNDS).to(device)
         self._age_bounds = torch.from_numpy(AGE_BOUNDS).to(device)
         self._recency = torch.from_numpy(recency_bucket(np.arange(looks_back))).to(device)
@@ -55,7 +64,7 @@ class OwnItems:
 
         One counts that is not later, near enough, and the item's last event so far.
         """
-        users, columns, places, asked_at = now
+        users, columns, places, asked_at, known_until = now
         items, until_next, fast, slow, times = events  # [users, longest] each
         ago = columns.unsqueeze(1) - torch.arange(items.shape[1], device=items.device)
         seen = (ago >= 0) & (ago < self._looks_back)
@@ -77,6 +86,9 @@ class OwnItems:
             + numbers.gather(1, FIRST_AGE + ages)
             - self._taken_away * products
         )
+        if self._activity is not None:
+            buckets = self._activity(items[users], known_until)
+            boosts = boosts + numbers.gather(1, FIRST_ACTIVITY + buckets)
         return SparseScores(items[users], products, boosts, valid)
 
     def _situations(
@@ -100,3 +112,16 @@ class OwnItems:
 
     def _count_bucket(self, counts: Tensor) -> Tensor:
         return torch.bucketize(counts, self._count_bounds, right=True)
+
+
+class _ActivityTable:
+    """How often anyone had items lately, looked up on the device."""
+
+    def __init__(self, activity: Activity, device: torch.device) -> None:
+        self._ends = torch.from_numpy(np.array(activity.ends)).to(device)
+        self._buckets = torch.from_numpy(np.array(activity.buckets)).to(device)
+
+    def __call__(self, items: Tensor, known_until: Tensor) -> Tensor:
+        """Return the buckets of items [positions, c] at the moments of positions."""
+        rows = torch.bucketize(known_until, self._ends)
+        return self._buckets[rows.unsqueeze(1), items].long()

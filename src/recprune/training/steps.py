@@ -228,6 +228,7 @@ def _own_items(model: SequenceModel, settings: Settings, device: torch.device) -
         model.longest_history,
         looks_back,
         settings.model.own_scores,
+        model.activity,
         device,
     )
 
