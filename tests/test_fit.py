@@ -53,6 +53,30 @@ def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:
         )
 
 
+def test_fit_says_what_was_kept_and_why(tmp_path: Path) -> None:
+    """Full vectors or codes learnt from them, by validation users: also after saving."""
+    log = walks(40, 60, "integers", seed=2)
+    small = SMALL | {"max_epochs": 3, "full_epochs": 1, "repeats": 12, "num_heads": 2}
+    recommender = Recommender.fit(
+        log, num_splits=4, num_sub_items=8, device="cpu", out=tmp_path / "kept", **small
+    )
+    text = (tmp_path / "kept" / "epochs.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    table, codes = lines[0]["ndcg"], max(line["ndcg"] for line in lines[1:])
+    form, kept = ("full table", "the full table") if table >= codes else ("learnt codes",) * 2
+    expected = (
+        f"Recommender(timed, {form}, 60 items; kept {kept}: "
+        f"NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes)"
+    )
+    assert repr(recommender) == expected
+    recommender.save(tmp_path / "saved")
+    assert repr(Recommender.load(tmp_path / "saved")) == expected
+    chosen = Recommender.fit(
+        log, "gsasrec", num_splits=4, num_sub_items=8, device="cpu", **SMALL | {"max_epochs": 1}
+    )
+    assert repr(chosen) == "Recommender(sasrec, svd codes, 60 items)"
+
+
 def test_all_of_a_log_can_be_fitted(tmp_path: Path) -> None:
     log = walks(40, 60, "integers", seed=1)
     sizes: dict[str, Any] = {"num_splits": 4, "num_sub_items": 8, "device": "cpu"}

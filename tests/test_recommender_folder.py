@@ -221,7 +221,7 @@ def spoilt(number: float, place: int, *shape: int) -> Float32Array:
     return array
 
 
-OWN, NEXT, WIDTH = num_buckets(False), 2 * BUCKETS, SMALL["width"]
+OWN, NEXT, WIDTH = num_buckets(True), 2 * BUCKETS, SMALL["width"]
 BOTH = WIDTH + NUM_SITUATIONS
 
 
@@ -242,6 +242,24 @@ def test_a_head_that_does_not_fit_or_is_no_number_is_named(
 ) -> None:
     trainings["repeats"].recommender.save(tmp_path / "mine")
     resaved(tmp_path / "mine", {f"weights_{name}": array})
+    with pytest.raises(StorageError, match="mine: ") as refused:
+        Recommender.load(tmp_path / "mine")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (None, "the recommender has no activity"),
+        (np.zeros(3, np.uint8), "activity is uint8[3], expected uint8["),
+        (np.full(90, 200, np.uint8), "activity has a bucket 200, expected less than"),
+    ],
+)
+def test_activity_that_does_not_fit_is_named(
+    trainings: dict[str, Trained], tmp_path: Path, array: Any, message: str
+) -> None:
+    trainings["repeats"].recommender.save(tmp_path / "mine")  # of 90 items
+    resaved(tmp_path / "mine", {"activity": array})
     with pytest.raises(StorageError, match="mine: ") as refused:
         Recommender.load(tmp_path / "mine")
     assert message in str(refused.value)

@@ -116,7 +116,9 @@ class Recommender:
     def __repr__(self) -> str:
         model = self.settings["model"]
         form = "full table" if model["embedding"] == "full" else f"{model['codes']} codes"
-        return f"Recommender({model['architecture']}, {form}, {len(self.item_ids):,} items)"
+        # What `fit` compared; a model of chosen form has nothing to say.
+        kept = f"; kept {self.settings['kept']}" if "kept" in self.settings else ""
+        return f"Recommender({model['architecture']}, {form}, {len(self.item_ids):,} items{kept})"
 
     # Making one ----------------------------------------------------------------------------------
 
@@ -150,6 +152,7 @@ class Recommender:
         """
         from recprune.preparation.codebook import assign_random, assign_svd
         from recprune.preparation.cold_items import find_cold_items
+        from recprune.training.checkpoint import what_is_kept
         from recprune.training.loop import train
 
         whole = train_fraction == 1.0
@@ -181,7 +184,11 @@ class Recommender:
                 raise InterruptedWorkError(
                     "interrupted, and nothing is kept without `out`"
                 ) from None
-            return cls.from_training(prepared, folder)
+            recommender = cls.from_training(prepared, folder)
+            kept = what_is_kept(folder, settings, log.num_items)
+        if kept is not None and len(prepared.validation):
+            recommender.settings["kept"] = kept
+        return recommender
 
     @classmethod
     def from_training(cls, prepared: Prepared, folder: str | Path) -> Recommender:
@@ -269,14 +276,14 @@ class Recommender:
             onnx = arrays["encoder_onnx"].tobytes()
             popularity = arrays["popularity"]
             model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
-            successors = activity = None
-            if model_settings.model.activity:
-                activity = Activity.from_array(arrays["activity"], index.num_items)
-            if model_settings.model.transitions:
-                successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
+            successors = activity = None
+            if model_settings.model.transitions:
+                successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
+            if model_settings.model.activity:
+                activity = Activity.from_array(arrays["activity"], index.num_items)
             check_heads(weights, model_settings.model)
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
             return cls(
@@ -290,6 +297,8 @@ class Recommender:
                 successors,
                 activity,
             )
+        except KeyError as error:
+            raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         except StorageError as error:
             raise StorageError(f"{folder}: {error}") from None
 

@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
             "full_epochs": 1,
             "repeats": 12,
             "own_scores": 0.25,
+            "activity": True,
             "transitions": 2,
         },
     ),

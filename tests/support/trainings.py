@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recprune import assign_svd, temporal_holdout
 from recprune.data.identifiers import ExternalId
+from recprune.models.activity import measure_activity
 from recprune.models.architectures import SequenceModel
 from recprune.models.boost_heads import BoostHeads, add_boosts
 from recprune.models.settings import ModelSettings, Settings
@@ -63,12 +64,13 @@ class Trained:
         embedding = self.sequence_embedding(items)
         table = reference.sub_item_scores(embedding, vectors)
         if "repeats.weight" in weights:
-            heads = ModelSettings(repeats=12, transitions=2, own_scores=0.25)
+            heads = ModelSettings(repeats=12, transitions=2, own_scores=0.25, activity=True)
             boost = BoostHeads(
                 weights,
                 heads,
                 count_transitions(self.prepared),
                 lambda _, chosen: reference.score_items(table, codes[chosen], None),
+                measure_activity(self.prepared),
             )
             own = boost(embedding[None], [np.array(items, np.int32)]).total()
             boosts = add_boosts(None if own is None else own[0], boosts)

@@ -16,8 +16,10 @@ from recprune.models.ranking import encode_histories, model_boosts
 from recprune.models.repeats import event_features
 from recprune.models.settings import Settings
 from recprune.models.timelines import UNKNOWN_TIME
+from recprune.preparation.holdout import Targets
 from recprune.preparation.prepared import Prepared
-from recprune.training.loop import train
+from recprune.training.checkpoint import look_up_tables
+from recprune.training.loop import train, validation_ndcg
 from recprune.training.minibatches import (
     Minibatch,
     make_minibatch,
@@ -56,6 +58,7 @@ def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
     assert model.repeats is not None
     torch.nn.init.normal_(model.repeats.weight)
     torch.nn.init.normal_(model.repeats.bias)
+    look_up_tables(model, settings.model, prepared)
     return model
 
 
@@ -84,20 +87,28 @@ def scored(
 
 
 @pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("activity", [False, True])
 @pytest.mark.parametrize(
     ("length", "looks_back", "share"), [(24, 50, 1.0), (6, 50, 0.0), (6, 4, 1.0), (6, 10, 0.5)]
 )
 def test_own_items_in_training_are_those_that_are_served(
-    length: int, looks_back: int, share: float, timed: bool, monkeypatch: pytest.MonkeyPatch
+    length: int,
+    looks_back: int,
+    share: float,
+    activity: bool,
+    timed: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the end of every window: the user's items, each once, with the same boosts."""
     monkeypatch.setattr("recprune.training.minibatches._WITHOUT_TIMES", 0.0)
+    # What others did is known up to the prediction, as it is for a model that is not saved.
+    monkeypatch.setattr("recprune.training.minibatches._between", lambda own, _: own.now[3])
     prepared = habits()
     if timed:
         gaps = np.random.default_rng(5).integers(0, 10**11, len(prepared.items))
         gaps[::3] = 0  # some come together
         prepared = replace(prepared, times=np.cumsum(gaps))
-    settings = settings_of(repeats=looks_back, length=length, own_scores=share)
+    settings = settings_of(repeats=looks_back, length=length, own_scores=share, activity=activity)
     model = model_with_head(prepared, settings)
     own, minibatch = scored(prepared, settings, model)
     ends = prepared.train_ends
@@ -225,3 +236,63 @@ def test_a_habit_is_learnt_at_once(tmp_path: Path, loss: str) -> None:
         found[repeats] = train(prepared, settings, out, device="cpu").best_ndcg
     assert found[True] > 0.5
     assert found[True] > found[False] + 0.1
+
+
+def timed_habits(seed: int = 0) -> Prepared:
+    prepared = habits(40, 20, seed)
+    gaps = np.random.default_rng(seed).integers(1, 10**9, len(prepared.items))
+    # All histories begin together, so that each falls among the others.
+    starts = np.repeat(prepared.offsets[:-1], np.diff(prepared.offsets))
+    total = np.cumsum(gaps)
+    return replace(prepared, times=total - total[starts] + 10**12)
+
+
+def test_what_others_did_is_known_up_to_some_moment_before_each_prediction() -> None:
+    prepared = timed_habits()
+    features = event_features(prepared.items, prepared.offsets)
+    moments = []
+    for number in range(5):
+        minibatch = make_minibatch(
+            prepared, np.arange(40), settings_of(repeats=30, activity=True), 0, number, features
+        )
+        assert minibatch.own is not None
+        users, columns, _, asked_at, known_until = minibatch.own.now
+        newest = minibatch.own.events[4, users, columns]
+        known = asked_at != UNKNOWN_TIME
+        assert 0 < known.sum() < len(known)  # some go without the time, but not without activity
+        assert (known_until >= newest).all()
+        assert (known_until <= asked_at)[known].all()
+        moments.append(((known_until - newest) / np.maximum(asked_at - newest, 1))[known])
+    assert 0.4 < np.concatenate(moments).mean() < 0.6
+
+
+def test_validation_at_one_cut_knows_nothing_of_what_others_did_after_it() -> None:
+    prepared = timed_habits()
+    assert prepared.times is not None
+    cut = int(np.quantile(prepared.times, 0.6))
+    train_ends = np.array(
+        [
+            first + max(int((prepared.times[first:last] <= cut).sum()), 1)
+            for first, last in zip(prepared.offsets[:-1], prepared.offsets[1:], strict=True)
+        ]
+    )
+    users = np.arange(0, 40, 2, dtype=np.int32)  # the others train on all they have
+    ends = train_ends[users]
+    targets = Targets(users, prepared.items[ends], prepared.offsets[users], ends)
+    all_ends = prepared.offsets[1:].copy()
+    all_ends[users] = ends
+    prepared = replace(prepared, train_ends=all_ends, validation=targets)
+    settings = settings_of(repeats=30, activity=True, own_scores=0.0)
+    model = model_with_head(prepared, settings)
+    assert model.activity is not None
+    before = validation_ndcg(model, prepared, settings)
+    ended = int(model.activity.ends.searchsorted(cut // 1_000_000, side="right"))
+    assert 10 < ended < len(model.activity.ends) - 10
+    buckets = model.activity.buckets.copy()
+    buckets[ended + 1 :] = np.random.default_rng(0).integers(0, 33, buckets[ended + 1 :].shape)
+    model.activity = replace(model.activity, buckets=buckets)
+    assert validation_ndcg(model, prepared, settings) == before
+    buckets = buckets.copy()
+    buckets[: ended + 1] = np.random.default_rng(1).integers(0, 33, buckets[: ended + 1].shape)
+    model.activity = replace(model.activity, buckets=buckets)
+    assert validation_ndcg(model, prepared, settings) != before

@@ -31,10 +31,10 @@ from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
     MODEL,
-    best_by_form,
     checkpoint_settings,
     epochs_until_best,
     load_code_report,
+    what_is_kept,
 )
 from recprune.training.distributed import (
     ALONE,
@@ -175,8 +175,9 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
     else:
         _say(f"trained for {state.epoch} epochs; weights in {where}")
-    if settings.may_keep_table(prepared.num_items) and len(prepared.validation):
-        _say(_what_is_kept(Path(parsed.out)))
+    kept = what_is_kept(parsed.out, settings, prepared.num_items)
+    if kept is not None and len(prepared.validation):
+        _say(f"kept: {kept}")
     report = load_code_report(parsed.out)
     if report is not None:
         _say(
@@ -185,16 +186,6 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
     _draw_curve(Path(parsed.out))
-
-
-def _what_is_kept(folder: Path) -> str:
-    """Say whether full vectors or learnt codes were better, and by how much."""
-    best = best_by_form(folder)
-    if len(best) < 2:
-        return "the full table is kept: training ended before codes were learnt from it"
-    table, codes = best["full table"], best["learnt codes"]
-    kept = "the full table" if table >= codes else "learnt codes"
-    return f"{kept} kept: NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes"
 
 
 def _introduce(

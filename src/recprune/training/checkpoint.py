@@ -20,7 +20,7 @@ from recprune.models.transitions import count_transitions
 from recprune.preparation.prepared import Prepared
 from recprune.training.optimiser import Optimiser
 from recprune.training.tensors import load_tensors, save_tensors
-from recprune.types import CodeArray, InputError, StorageError, needs_extra
+from recprune.types import MAX_SUB_ITEMS, CodeArray, InputError, StorageError, needs_extra
 
 with needs_extra("train"):
     import torch
@@ -199,6 +199,23 @@ def best_by_form(folder: str | Path) -> dict[str, float]:
         form = "full table" if entry.get("stage") == "full" else "learnt codes"
         best[form] = max(entry["ndcg"], best.get(form, 0.0))
     return best
+
+
+def what_is_kept(folder: str | Path, settings: Settings, num_items: int) -> str | None:
+    """Say whether full vectors or learnt codes were better, and by how much.
+
+    None where settings did not leave that to the validation users.
+    """
+    if settings.model.embedding != "auto":
+        return None
+    if not settings.may_keep_table(num_items):
+        return f"learnt codes, as over {MAX_SUB_ITEMS:,} items a full table could not be served"
+    best = best_by_form(folder)
+    if len(best) < 2:
+        return "the full table, as training ended before codes were learnt from it"
+    table, codes = best["full table"], best["learnt codes"]
+    kept = "the full table" if table >= codes else "learnt codes"
+    return f"{kept}: NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes"
 
 
 def save_model(
