@@ -63,7 +63,10 @@ def test_fit_says_what_was_kept_and_why(tmp_path: Path) -> None:
     text = (tmp_path / "kept" / "epochs.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     table, codes = lines[0]["ndcg"], max(line["ndcg"] for line in lines[1:])
-    form, kept = ("full table", "the full table") if table >= codes else ("learnt codes",) * 2
+    assert recommender.index.num_splits in (1, 4)
+    is_table = recommender.index.num_splits == 1
+    form, kept = ("full table", "the full table") if is_table else ("learnt codes",) * 2
+    assert is_table == (table >= codes > 0.0)
     expected = (
         f"Recommender(timed, {form}, 60 items; kept {kept}: "
         f"NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes)"
@@ -75,6 +78,28 @@ def test_fit_says_what_was_kept_and_why(tmp_path: Path) -> None:
         log, "gsasrec", num_splits=4, num_sub_items=8, device="cpu", **SMALL | {"max_epochs": 1}
     )
     assert repr(chosen) == "Recommender(sasrec, svd codes, 60 items)"
+
+
+@pytest.mark.parametrize(
+    ("values", "train_fraction", "expected"),
+    [
+        ({"full_epochs": 0}, 0.9, "learnt codes, 60 items; kept learnt codes, as no epoch had an"),
+        ({"full_epochs": 5}, 0.9, "full table, 60 items; kept the full table, as no epoch had an"),
+        ({"full_epochs": 1}, 1.0, "learnt codes, 60 items; kept learnt codes, as the last epoch"),
+    ],
+)
+def test_fit_says_so_where_nothing_was_compared(
+    values: dict[str, int], train_fraction: float, expected: str
+) -> None:
+    recommender = Recommender.fit(
+        walks(40, 60, "integers", seed=2),
+        num_splits=4,
+        num_sub_items=8,
+        device="cpu",
+        train_fraction=train_fraction,
+        **SMALL | {"num_heads": 2, "max_epochs": 2} | values,
+    )
+    assert expected in repr(recommender)
 
 
 def test_all_of_a_log_can_be_fitted(tmp_path: Path) -> None:

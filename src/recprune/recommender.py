@@ -117,7 +117,8 @@ class Recommender:
         model = self.settings["model"]
         form = "full table" if model["embedding"] == "full" else f"{model['codes']} codes"
         # What `fit` compared; a model of chosen form has nothing to say.
-        kept = f"; kept {self.settings['kept']}" if "kept" in self.settings else ""
+        said = self.settings.get("kept")
+        kept = f"; kept {said}" if isinstance(said, str) and said.isprintable() else ""
         return f"Recommender({model['architecture']}, {form}, {len(self.item_ids):,} items{kept})"
 
     # Making one ----------------------------------------------------------------------------------
@@ -185,8 +186,8 @@ class Recommender:
                     "interrupted, and nothing is kept without `out`"
                 ) from None
             recommender = cls.from_training(prepared, folder)
-            kept = what_is_kept(folder, settings, log.num_items)
-        if kept is not None and len(prepared.validation):
+            kept = what_is_kept(folder, settings, prepared)
+        if kept is not None:
             recommender.settings["kept"] = kept
         return recommender
 
@@ -195,13 +196,19 @@ class Recommender:
         """Put the best model of a training together with the catalogue that it was trained on."""
         from recprune.training.checkpoint import load_model
 
-        return cls.from_model(prepared, *load_model(folder, prepared))
+        model, settings = load_model(folder, prepared)
+        if model.activity is not None:
+            model.activity = model.activity.latest()
+        return cls.from_model(prepared, model, settings)
 
     @classmethod
     def from_model(
         cls, prepared: Prepared, model: SequenceModel, settings: Settings
     ) -> Recommender:
-        """Put a model together with the catalogue that it was trained on."""
+        """Put a model together with the catalogue that it was trained on.
+
+        Asked at a moment of the log's past, as in an evaluation, it knows what was known then.
+        """
         from recprune.preparation.codebook import code_dtype
         from recprune.training.checkpoint import CODES, SUB_ITEM_EMBEDDINGS, model_arrays
 
@@ -223,7 +230,7 @@ class Recommender:
             weights,
             lambda: _export(model),
             model.successors,
-            None if model.activity is None else model.activity.latest(),
+            model.activity,
         )
 
     def save(self, folder: str | Path) -> None:
@@ -276,13 +283,15 @@ class Recommender:
             onnx = arrays["encoder_onnx"].tobytes()
             popularity = arrays["popularity"]
             model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
+        except InputError as error:
+            raise StorageError(f"{folder}: {error}") from None
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
             successors = activity = None
             if model_settings.model.transitions:
                 successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
-            if model_settings.model.activity:
+            if model_settings.model.knows_activity:
                 activity = Activity.from_array(arrays["activity"], index.num_items)
             check_heads(weights, model_settings.model)
             chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)

@@ -51,13 +51,14 @@ def test_events_of_ended_periods_count_and_older_ones_weigh_less(seed: int) -> N
     assert ends[-1] == seconds.max()
     assert 40 < len(ends) <= 64  # some end in the same second
     periods = np.searchsorted(ends, seconds)  # an event at the end of a period is in it
+    passed = [int((seconds <= end).sum()) for end in ends]
     everything = np.arange(NUM_ITEMS)
     for now in (999, 1_000, 1_100, *ends, *(end + 1 for end in ends), 2_000):
         ended = sum(end < now for end in ends)
         expected = [
             bucket_by_hand(
                 [
-                    math.exp(-(ended - 1 - period) / 8)
+                    math.exp(-8 * (passed[ended - 1] - passed[period]) / len(items))
                     for period in periods[items == item]
                     if period < ended
                 ]
@@ -86,6 +87,17 @@ def test_without_times_nothing_is_known() -> None:
     activity = measure_activity(replace(log_with_times(), times=None))
     assert not activity.at(np.arange(NUM_ITEMS), None).any()
     assert not activity.at(np.arange(NUM_ITEMS), 10**9).any()
+
+
+@pytest.mark.parametrize("moments", [1, 7])
+def test_times_that_hardly_tell_events_apart_say_nothing(moments: int) -> None:
+    """What is served would else be unlike all that training looked up."""
+    prepared = log_with_times()
+    assert prepared.times is not None
+    coarse = np.sort(np.arange(len(prepared.items)) % moments) * MICROSECONDS
+    activity = measure_activity(replace(prepared, times=coarse))
+    assert len(activity.ends) == 0
+    assert not activity.at(np.arange(NUM_ITEMS), None).any()
 
 
 def test_many_events_and_old_ones_stay_within_the_buckets() -> None:

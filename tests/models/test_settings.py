@@ -156,6 +156,12 @@ def test_a_name_like_no_other_is_answered_with_all() -> None:
         Settings().with_values({"zzz": 1})
 
 
+def test_the_default_preset_can_do_without_its_repeat_head() -> None:
+    chosen = find_preset("recommended").with_values({"repeats": 0, "exclude_seen": True})
+    assert chosen.model.activity
+    assert not chosen.model.knows_activity
+
+
 def test_a_misspelt_preset_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="unknown preset 'gsasrek': did you mean 'gsasrec'?"):
         find_preset("gsasrek")

@@ -161,7 +161,7 @@ LEARNT = {"codes": "learnt", "num_splits": 4, "num_sub_items": 4, "full_epochs":
 TRAINED: dict[str, tuple[Callable[[], Prepared], dict[str, Any]]] = {
     "codes": (lambda: cycle(41), {"pruning_weight": 0.1, "windows": "random"}),
     "times, repeats": (lambda: dated(cycle(41)), {
-        "architecture": "timed", "repeats": 9, "pruning_weight": 0.1, "windows": "random"}),
+        "architecture": "timed", "repeats": 9, "activity": True, "pruning_weight": 0.1, "windows": "random"}),
     "learnt codes": (lambda: cycle(41), {
         **SHARED, **LEARNT, "max_epochs": 4}),
     "full table or learnt codes": (lambda: with_content(groups(41)), {

@@ -18,6 +18,7 @@ from recprune.models.settings import Settings
 from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.holdout import Targets
 from recprune.preparation.prepared import Prepared
+from recprune.recommender import Recommender
 from recprune.training.checkpoint import look_up_tables
 from recprune.training.loop import train, validation_ndcg
 from recprune.training.minibatches import (
@@ -50,6 +51,15 @@ def habits(num_users: int = 12, length: int = 20, seed: int = 0) -> Prepared:
         histories.append(np.where(rng.random(length) < 0.85, chosen, others).tolist())
     codes = assign_random(NUM_ITEMS, num_splits=2, num_sub_items=8).codes
     return prepared_of(histories, codes, 8)
+
+
+def timed_habits(num_users: int = 40, seed: int = 0) -> Prepared:
+    prepared = habits(num_users, 20, seed)
+    gaps = np.random.default_rng(seed).integers(1, 10**9, len(prepared.items))
+    # All histories begin together, so that each falls among the others.
+    starts = np.repeat(prepared.offsets[:-1], np.diff(prepared.offsets))
+    total = np.cumsum(gaps)
+    return replace(prepared, times=total - total[starts] + 10**12)
 
 
 def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
@@ -198,13 +208,13 @@ def test_cross_entropy_has_boosts_at_the_items_themselves() -> None:
 
 
 def test_parts_and_padding_score_the_same() -> None:
-    prepared = habits()
-    settings = settings_of(repeats=50, length=24)
+    prepared = timed_habits(12)
+    settings = settings_of(repeats=50, length=24, activity=True)
     model = model_with_head(prepared, settings)
     features = event_features(prepared.items, prepared.offsets)
     whole = make_minibatch(prepared, np.arange(12), settings, 0, 0, features)
     assert model.repeats is not None
-    own_items = OwnItems(model.embedding, model.repeats, 24, 50, 1.0, None, CPU)
+    own_items = OwnItems(model.embedding, model.repeats, 24, 50, 1.0, model.activity, CPU)
     states = torch.randn(len(whole.targets), settings.model.width)
 
     def scores_of(minibatch: Minibatch, chosen: torch.Tensor) -> torch.Tensor:
@@ -236,15 +246,6 @@ def test_a_habit_is_learnt_at_once(tmp_path: Path, loss: str) -> None:
         found[repeats] = train(prepared, settings, out, device="cpu").best_ndcg
     assert found[True] > 0.5
     assert found[True] > found[False] + 0.1
-
-
-def timed_habits(seed: int = 0) -> Prepared:
-    prepared = habits(40, 20, seed)
-    gaps = np.random.default_rng(seed).integers(1, 10**9, len(prepared.items))
-    # All histories begin together, so that each falls among the others.
-    starts = np.repeat(prepared.offsets[:-1], np.diff(prepared.offsets))
-    total = np.cumsum(gaps)
-    return replace(prepared, times=total - total[starts] + 10**12)
 
 
 def test_what_others_did_is_known_up_to_some_moment_before_each_prediction() -> None:
@@ -296,3 +297,30 @@ def test_validation_at_one_cut_knows_nothing_of_what_others_did_after_it() -> No
     buckets[: ended + 1] = np.random.default_rng(1).integers(0, 33, buckets[: ended + 1].shape)
     model.activity = replace(model.activity, buckets=buckets)
     assert validation_ndcg(model, prepared, settings) != before
+
+
+def test_a_recommender_that_is_evaluated_knows_what_was_known_at_the_time() -> None:
+    """Each asked at a moment of their own, as in leave-one-out; what is served knows the end."""
+    prepared = timed_habits()
+    settings = settings_of(repeats=30, activity=True)
+    model = model_with_head(prepared, settings)
+    histories = [prepared.history(prepared.test, user) for user in range(40)]
+    timelines = [prepared.timeline(prepared.test, user) for user in range(40)]
+    states = encode_histories(model, settings.model.length, histories)
+    expected = model_boosts(model, settings.model, states, histories, timelines)
+    recommender = Recommender.from_model(prepared, model, settings)
+    found = recommender.heads(states.numpy(), histories, timelines).total()
+    assert expected is not None
+    assert found is not None
+    for (items, values), (wanted, boosts) in zip(found, expected, strict=True):
+        assert items.tolist() == wanted.tolist()
+        assert values.tolist() == boosts.tolist()
+    assert model.activity is not None
+    model.activity = model.activity.latest()
+    served = Recommender.from_model(prepared, model, settings).heads
+    later = served(states.numpy(), histories, timelines).total()
+    assert later is not None
+    assert any(
+        not np.array_equal(values, boosts)
+        for (_, values), (_, boosts) in zip(later, expected, strict=True)
+    )

@@ -175,8 +175,8 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")
     else:
         _say(f"trained for {state.epoch} epochs; weights in {where}")
-    kept = what_is_kept(parsed.out, settings, prepared.num_items)
-    if kept is not None and len(prepared.validation):
+    kept = what_is_kept(parsed.out, settings, prepared)
+    if kept is not None:
         _say(f"kept: {kept}")
     report = load_code_report(parsed.out)
     if report is not None:

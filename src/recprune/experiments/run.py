@@ -104,7 +104,12 @@ def _note_parts(records: Path, experiments: Sequence[Experiment], names: Sequenc
     """Note what these experiments will write, beside what others were to write."""
     path, own = records / _PARTS, {experiment.name for experiment in experiments}
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    others = [name for name in before if name.partition(".")[0] not in own]
+    # Parts of the same experiment that were measured with another instruction set are kept.
+    others = [
+        name
+        for name in before
+        if name.partition(".")[0] not in own or (name not in names and (records / name).exists())
+    ]
     records.mkdir(parents=True, exist_ok=True)
     with writing_file(path) as temporary:
         temporary.write_text("".join(f"{name}\n" for name in (*others, *names)), encoding="utf-8")

@@ -1,9 +1,9 @@
 """How often anyone had an item lately: whether what a user had before is still in use.
 
 The repeat head knows an item by what its user did. Whether a file still changes or a product is
-still sold, the others know. A log is divided into periods with as many events each; at the end of
-each, every item has a count of its events in which older periods weigh less. The count falls into a
-bucket like the other numbers of the head.
+still sold, the others know. A log is divided into periods with as many events each, as far as times
+tell events apart; at the end of each, every item has a count of its events in which older ones
+weigh less. The count falls into a bucket like the other numbers of the head.
 
 What is asked at a moment may use only periods that had ended before it. Served is the last of them.
 """
@@ -20,7 +20,9 @@ from recprune.preparation.prepared import MICROSECONDS, Prepared
 from recprune.types import Int64Array, StorageError, frozen
 
 _PERIODS = 64
-_DECAY = 8.0  # periods in which an event comes to weigh e times less: an eighth of the log
+# With fewer, what is served, the end of the last one, would be unlike all that training looks up.
+_FEWEST_PERIODS = 8
+_DECAY = 0.125  # share of the log's events after which one weighs e times less
 # Two buckets for every doubling, from 2^−8 events to 2^8; the first is for items without any.
 _MOST_DOUBLINGS = 8
 ACTIVITY_BUCKETS = 4 * _MOST_DOUBLINGS + 1
@@ -50,7 +52,7 @@ class Activity:
 
     def latest(self) -> Activity:
         """Return what is known in the end, whatever the time: what is served."""
-        return Activity(self.ends[:0], self.buckets[-1:])
+        return Activity(self.ends[:0], self.buckets[-1:].copy())  # without the other rows
 
     @classmethod
     def from_array(cls, buckets: NDArray[Any], num_items: int) -> Activity:
@@ -66,21 +68,27 @@ class Activity:
 
 
 def measure_activity(prepared: Prepared) -> Activity:
-    """Count the training events of every item, period by period; without times, there are none."""
-    if prepared.times is None:
-        return Activity(np.empty(0, np.int64), np.zeros((1, prepared.num_items), np.uint8))
+    """Count the training events of every item, period by period.
+
+    Nothing is known where times are not, or hardly tell events apart.
+    """
+    nothing = Activity(np.empty(0, np.int64), np.zeros((1, prepared.num_items), np.uint8))
     trains = prepared.in_training()
+    if prepared.times is None or not trains.any():
+        return nothing
     order = np.argsort(prepared.times[trains], kind="stable")
     items = prepared.items[trains][order]
     seconds = prepared.times[trains][order] // MICROSECONDS
-    # Events of one second are in one period.
-    last = (np.arange(1, _PERIODS + 1) * len(items)) // _PERIODS - 1
-    ends = np.unique(seconds[np.maximum(last, 0)]) if len(items) else np.empty(0, np.int64)
+    last = np.arange(1, _PERIODS + 1) * len(items) // _PERIODS - 1
+    ends = np.unique(seconds[np.maximum(last, 0)])  # events of one second are in one period
+    if len(ends) < _FEWEST_PERIODS:
+        return nothing
     bounds = np.concatenate([[0], seconds.searchsorted(ends, side="right")])
+    fading = np.exp(-np.diff(bounds) / (_DECAY * len(items)))
     buckets = np.zeros((len(ends) + 1, prepared.num_items), np.uint8)
     counts = np.zeros(prepared.num_items)
     for period in range(len(ends)):
-        counts *= np.exp(-1.0 / _DECAY)
+        counts *= fading[period]
         chosen = items[bounds[period] : bounds[period + 1]]
         counts += np.bincount(chosen, minlength=prepared.num_items)
         buckets[period + 1] = _bucket(counts)

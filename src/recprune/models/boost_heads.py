@@ -46,7 +46,7 @@ class BoostHeads:
         self.transitions: TransitionBoosts | None = None
         try:
             if settings.repeats:
-                if settings.activity and activity is None:
+                if settings.knows_activity and activity is None:
                     raise StorageError("a repeat head without the activity that it looks up")
                 self.repeats = RepeatBoosts(
                     weights["repeats.weight"],

@@ -6,8 +6,8 @@ forgetting fast and once slowly, and, where times are known, how long ago it cam
 recommendation is asked for. Each of the four falls into a bucket, each bucket has a number that the
 state and the user's situation decide (a linear map of φ and of `situations`), and their sum is
 added to the item's score: a *boost*, which the search adds exactly. A head may know a fifth number,
-how often anyone had the item lately (`activity`). So the state weighs repeating
-against exploring, and everything else keeps the score that it has.
+how often anyone had the item lately (`activity`). So the state weighs repeating against exploring,
+and everything else keeps the score that it has.
 
 Where vectors say little about which of the own items comes again, they only disturb that sum. So a
 model may be trained to leave own items a share of their score only, or none: the boost then takes

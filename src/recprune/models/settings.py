@@ -89,8 +89,6 @@ class ModelSettings:
         if self.own_scores != 1.0 and not self.repeats:
             raise InputError("own_scores needs a repeat head: repeats is 0")
         _check_flag(self, "activity")
-        if self.activity and not self.repeats:
-            raise InputError("activity is what a repeat head knows: repeats is 0")
         _check_number(self, "dropout")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout is {self.dropout}, expected 0 to below 1")
@@ -102,6 +100,11 @@ class ModelSettings:
     def inner_width(self) -> int:
         """How wide eSASRec's networks are inside."""
         return max(1, round(self.width * self.inner_share))
+
+    @property
+    def knows_activity(self) -> bool:
+        """Whether there is a repeat head that knows how often anyone had an item lately."""
+        return self.activity and self.repeats > 0
 
     @property
     def learns_codes(self) -> bool:

@@ -191,30 +191,27 @@ def epochs_until_best(folder: str | Path) -> dict[str, int]:
     return {"max_epochs": best[-1]} | (lengths if any(lengths.values()) else {})
 
 
-def best_by_form(folder: str | Path) -> dict[str, float]:
-    """Return the best NDCG@10 of full vectors, and of codes learnt from them, in a training."""
-    lines = (Path(folder) / EPOCHS).read_text(encoding="utf-8").splitlines()
-    best: dict[str, float] = {}
-    for entry in map(json.loads, lines):
-        form = "full table" if entry.get("stage") == "full" else "learnt codes"
-        best[form] = max(entry["ndcg"], best.get(form, 0.0))
-    return best
+def what_is_kept(folder: str | Path, settings: Settings, prepared: Prepared) -> str | None:
+    """Say whether a training kept full vectors or learnt codes, and why.
 
-
-def what_is_kept(folder: str | Path, settings: Settings, num_items: int) -> str | None:
-    """Say whether full vectors or learnt codes were better, and by how much.
-
-    None where settings did not leave that to the validation users.
+    None where settings did not leave that open.
     """
     if settings.model.embedding != "auto":
         return None
-    if not settings.may_keep_table(num_items):
+    if not settings.may_keep_table(prepared.num_items):
         return f"learnt codes, as over {MAX_SUB_ITEMS:,} items a full table could not be served"
-    best = best_by_form(folder)
+    best: dict[str, float] = {}  # NDCG@10 of each form
+    kept = ""
+    lines = (Path(folder) / EPOCHS).read_text(encoding="utf-8").splitlines()
+    for entry in map(json.loads, lines):
+        form = "the full table" if entry.get("stage") == "full" else "learnt codes"
+        best[form] = max(entry["ndcg"], best.get(form, 0.0))
+        kept = form if entry["best"] else kept
+    if not len(prepared.validation):
+        return f"{kept}, as the last epoch had them: no validation users compare forms"
     if len(best) < 2:
-        return "the full table, as training ended before codes were learnt from it"
-    table, codes = best["full table"], best["learnt codes"]
-    kept = "the full table" if table >= codes else "learnt codes"
+        return f"{kept}, as no epoch had another form"
+    table, codes = best["the full table"], best["learnt codes"]
     return f"{kept}: NDCG@10 {table:.4f} with a full table, {codes:.4f} with learnt codes"
 
 
@@ -273,7 +270,7 @@ def look_up_tables(model: SequenceModel, settings: ModelSettings, prepared: Prep
     """Give the heads of a model what they look up: counts of the log that it is trained on."""
     if settings.transitions:
         model.successors = count_transitions(prepared)
-    if settings.activity:
+    if settings.knows_activity:
         model.activity = measure_activity(prepared)
 
 

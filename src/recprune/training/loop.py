@@ -470,7 +470,7 @@ def _one_cut(timelines: Sequence[Timeline | None]) -> int | None:
     known = [timeline for timeline in timelines if timeline is not None]
     newest = max((int(timeline.times[-1]) for timeline in known), default=0)
     first_asked = min((timeline.now for timeline in known), default=0)
-    return newest + 1 if newest < first_asked else None
+    return min(newest + 1, first_asked) if newest <= first_asked else None
 
 
 def _is_better(ndcg_10: float, best: float) -> bool:

@@ -166,8 +166,12 @@ def minibatch_part(minibatch: Minibatch, part: int, parts: int) -> tuple[Minibat
         minibatch.positions[kept] - first * width,
         minibatch.targets[kept],
         None if minibatch.times is None else minibatch.times[:, first:last],
-        None if minibatch.own is None else minibatch.own._replace(now=minibatch.own.now[:, kept]),
+        None if minibatch.own is None else _own_part(minibatch.own, kept),
     ), kept
+
+
+def _own_part(own: OwnEvents, kept: Int64Array) -> OwnEvents:
+    return own._replace(now=np.ascontiguousarray(own.now[:, kept]))  # rows are looked up one by one
 
 
 def _event_times(

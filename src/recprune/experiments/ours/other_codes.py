@@ -441,11 +441,10 @@ def _causes(figures: Json) -> str:
         if model["splits"] > base["splits"]:
             pairs, fours = (own["pigeonhole"][f"{group}"][0] for group in (2, 4))
             sentences.append(
-                "An item is the less likely to have the best sub-items the more splits there are: "
                 f"θ falls {own['slack_share']:.0%} of the way from the best conceivable score to "
                 f"the average one ({first['slack_share']:.0%}), pairs of splits would have to look "
                 f"at {pairs:.0%} of the items and groups of four at {fours:.1%}. Cells are pairs "
-                "of eight splits, so `auto` scans: it reads every code, "
+                "of eight splits, so `auto` scans: it reads "
                 f"{model['methods']['auto']['bytes_touched'] / 1e6:.1f} MB, through a filter that "
                 f"leaves {model['methods']['auto']['items_scored']:,.0f} items to be scored."
             )
