@@ -36,6 +36,7 @@ from tests.support.serving import (
     save_index,
     save_two_recommenders,
     serving,
+    sockets,
     wait_until,
 )
 
@@ -330,15 +331,6 @@ def drip(connection: socket.socket) -> None:
     while time.monotonic() - begun < PATIENCE_S:
         connection.sendall(b" ")
         time.sleep(0.05)
-
-
-def sockets(pid: int) -> int:
-    """Count the connections of a process, those to nobody included."""
-    count = 0
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            count += descriptor.readlink().name.startswith("socket:")
-    return count
 
 
 def test_a_client_that_does_not_take_its_answer_has_to_go(impatient: Service) -> None:
