@@ -83,7 +83,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._part, self._head_bytes, self._kept_bytes = "head", 0, 0
+            self._part, self._head_bytes = "head", 0
             self._stop()
             self._start_if_its_turn()
 
