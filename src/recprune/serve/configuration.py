@@ -14,6 +14,12 @@ from recprune.types import InputError
 _ORIGIN = re.compile(r"https?://[^/\s*@?#]+")  # as a browser sends it
 
 
+# What limits can be at most: a body is read on the event loop, on which all clients of a worker
+# wait, so that the schema of every list ends somewhere. A list of so many takes milliseconds.
+CEILINGS = {"history": 100_000, "batch": 1024, "item_ids": 100_000}
+EVENTS_PER_QUESTION = 16  # how many events are allowed for each question of a batch
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one request may ask for, and how many may ask at once."""
@@ -21,7 +27,7 @@ class Limits:
     body_bytes: int = 1 << 20
     history: int = 1000  # items of one history; also how many the store keeps of a user
     k: int = 1000
-    batch: int = 64  # histories, sequence embeddings or, times 16, events of one request
+    batch: int = 64  # histories, sequence embeddings or, times EVENTS_PER_QUESTION, events
     batch_items: int = 16_384  # of all answers to one request: k times the batch
     item_ids: int = 10_000  # in `exclude` and in `allow`
     running: int = 1  # searches at a time, in each worker
@@ -44,11 +50,13 @@ class Limits:
                     raise InputError(f"limit {name} is {value!r}, expected more than 0")
             elif value < least:
                 raise InputError(f"limit {name} is {value!r}, expected {least} or more")
+            elif value > CEILINGS.get(name, value):
+                raise InputError(f"limit {name} is {value!r}, expected {CEILINGS[name]} or less")
 
     @property
     def events(self) -> int:
         """How many events one request may bring."""
-        return 16 * self.batch
+        return EVENTS_PER_QUESTION * self.batch
 
 
 @dataclass(frozen=True)

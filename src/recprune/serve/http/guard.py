@@ -17,7 +17,7 @@ with needs_extra("serve"):
 
 # Without a key, as is `/page/`.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
-_LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many requests at a time
+_LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many at a time; they alone have a body
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURITY_HEADERS = [
@@ -61,9 +61,10 @@ class Guard:
 
         try:
             self._check(scope)
-            body = await self._body(receive)
+            admission = self._admissions.get(scope["path"])
+            # Elsewhere a body is of no use; the protocol drops it once the answer is written.
+            body = await self._body(receive) if admission else b""
             if body is not None:
-                admission = self._admissions.get(scope["path"])
                 with admission.admitted() if admission else nullcontext():
                     await self._app(scope, _replaying(body, receive), noted)
         except Exception as error:  # whatever it is, the client gets a clear answer
