@@ -68,6 +68,7 @@ class ServeSettings:
     port: int = 8000
     workers: int = 1
     history_url: str | None = None  # None: SQLite, one file beside the recommender
+    history_password: str | None = field(default=None, repr=False)
     keys_file: Path | None = None
     names_file: Path | None = None
     item_sets: dict[str, Path] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class ServeSettings:
     replicas: int = 1  # of every shard
     allow_partial: bool = False  # answer without the shards that are lost, and say so
     limits: Limits = Limits()
+    scratch: Path | None = None  # a folder that all workers share, of the service's own making
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

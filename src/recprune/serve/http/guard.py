@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 from recprune.serve.admission import Admission
 from recprune.serve.http.errors import HttpError, as_http_error
+from recprune.serve.keys import Scope as KeyScope
 from recprune.serve.logs import log
 from recprune.serve.service import Service
 from recprune.types import needs_extra
@@ -97,7 +99,7 @@ class Guard:
         except ValueError:
             raise HttpError(400, "bad_request", "the host header is not a host") from None
         # A page can make its own name point at this machine; a name that is not ours gives it away.
-        if self._service.loaded.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
+        if self._service.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
             raise HttpError(403, "forbidden", "without API keys, the host must be this machine")
         if origin is None or origin in settings.cors_origins:
             return
@@ -105,15 +107,25 @@ class Guard:
             raise HttpError(403, "forbidden", "pages of this origin may not ask")
 
     def _check_key(self, path: str, authorization: str) -> None:
-        keys = self._service.loaded.keys
-        if keys is None:
+        file = self._service.keys
+        if file is None:
             return
-        kind, _, key = authorization.partition(" ")
-        scope = keys.scope(key.strip()) if kind.casefold() == "bearer" else None
-        if scope is None:
+        kind, _, given = authorization.partition(" ")
+        key = file.current().find(given.strip()) if kind.casefold() == "bearer" else None
+        if key is None:
             raise HttpError(401, "unauthorized", "send an API key: Authorization: Bearer KEY")
-        if path.startswith("/admin/") and scope != "admin":
-            raise HttpError(403, "forbidden", "this needs an API key of scope admin")
+        needed = _needed_scope(path)
+        if not key.allows(needed):
+            raise HttpError(403, "forbidden", f"this needs an API key of scope {needed}")
+        seconds = self._service.rates.take(key)
+        if seconds > 0.0:
+            self._service.metrics.count_rate_limited()
+            raise HttpError(
+                429,
+                "too_many_requests",
+                f"this API key is good for {key.rate:g} requests a second",
+                {"retry-after": str(math.ceil(seconds))},
+            )
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Read the whole body, as far as it may go; None if the client went away.
@@ -145,6 +157,13 @@ class Guard:
         if self._service.settings.access_log:
             milliseconds = round(1000.0 * seconds, 3)
             log("request", {"route": route, "status": status, "milliseconds": milliseconds})
+
+
+def _needed_scope(path: str) -> KeyScope:
+    """Return which scope a key must have for a path."""
+    if path.startswith("/admin/"):
+        return "admin"
+    return "events" if path == "/events" else "ask"
 
 
 def _route(scope: Scope) -> str:
