@@ -18,7 +18,6 @@ import httpx
 import numpy as np
 import pytest
 
-from recprune import Index
 from tests.support.histories_places import RedisServer
 from tests.support.serving import (
     HISTORY,
@@ -376,24 +375,3 @@ def test_connections_are_bounded(impatient: Service) -> None:
     assert impatient.metric("recprune_turned_away_total") == before + len(refused)
     assert b"retry-after: 1" in refused[0]
     assert impatient.client.get("/healthz").status_code == 200
-
-
-# Memory ------------------------------------------------------------------------------------------
-
-
-def test_workers_share_the_index(large: Path) -> None:
-    size = Index.load(large).describe()["bytes"]
-    with serving(large, "--workers", "2") as service:
-        question = {"batch": np.random.default_rng(0).normal(size=(32, WIDTH)).tolist()}
-        for _ in range(20):  # both have looked at all of it, if only to check it
-            headers = {"connection": "close"}
-            service.client.post("/search", json=question, headers=headers)
-        private = [private_bytes(pid) for pid in service.workers]
-        assert size > 15_000_000
-        assert max(private) < 60_000_000 + size / 2, "their own, and not the index"
-
-
-def private_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
-    return 1024 * sum(kilobytes)

@@ -21,6 +21,8 @@ _LIMITS = {
     "batch": "questions of a request",
     "batch_items": "items of all answers to a request: k times its questions",
     "item_ids": "ids in exclude, in allow and in boosts",
+    "method_bytes": "bytes that each of the methods default and recjpqprune, and boosts of a "
+    "compact index, may make a worker grow by",
     "running": "searches at a time in a worker; default: this worker's share of the cores, "
     "with --ray four times that",
     "waiting": "requests that may wait for them; others are answered with 503",

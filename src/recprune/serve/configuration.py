@@ -30,6 +30,7 @@ class Limits:
     batch: int = 64  # histories, sequence embeddings or, times EVENTS_PER_QUESTION, events
     batch_items: int = 16_384  # of all answers to one request: k times the batch
     item_ids: int = 10_000  # in `exclude` and in `allow`
+    method_bytes: int = 64 << 20  # that each method may make a worker grow by, see `affordable`
     running: int = 1  # searches at a time, in each worker
     waiting: int = 8  # requests that may wait for them, in each worker; further ones get 503
     connections: int = 1024  # of each worker
