@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from recprune.serve.keys import add_key
-from tests.support.serving import Service, error_of, save_recommender, serving
+from tests.support.serving import Service, error_of, save_recommender, serving, wait_until
 
 BODY_BYTES = 1 << 20  # by default
 JSON = {"content-type": "application/json"}
@@ -72,6 +73,23 @@ def test_a_body_without_a_key_is_not_read(folder: Path, tmp_path: Path) -> None:
             connection.settimeout(10)
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
         assert resident_bytes(worker) - before < 8_000_000
+
+
+def test_bodies_that_arrive_are_bounded_together(folder: Path) -> None:
+    with serving(folder, "--max-client-seconds", "20") as service, ExitStack() as opened:
+        (worker,) = service.workers
+        before = resident_bytes(worker)
+        head = b"POST /recommend HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        sent = [unfinished(service, opened, head) for _ in range(80)]
+        assert service.client.get("/healthz").status_code == 200
+        wait_until(lambda: len(select.select(sent, [], [], 0)[0]) >= 80 - 64, "refusals")
+        answers = [connection.recv(1000) for connection in select.select(sent, [], [], 0)[0]]
+        assert all(answer.startswith(b"HTTP/1.1 503 ") for answer in answers)
+        assert len(answers) <= 30
+        assert resident_bytes(worker) - before < 90_000_000
+        for connection in sent:
+            connection.close()
+        assert service.recommend(history=["a"])["exact"], "there is room again"
 
 
 def longest_wait(service: Service, path: str, body: str) -> tuple[httpx.Response, float]:

@@ -57,15 +57,16 @@ class Catalogue:
         self.ids = ids
         self.popularity = popularity
 
-        def write(folder: Path) -> None:
-            names = self._named(names_file) if names_file else None
-            write_texts(folder, ids, popularity, names)
-
         state = _state(names_file)
         key = None if state is None else hashlib.sha256(f"{version} {state}".encode()).hexdigest()
+
+        def write(folder: Path) -> None:
+            names = self._named(names_file) if names_file else None
+            if key is not None and _state(names_file) != state:  # they are not what the key says
+                raise StorageError(f"{names_file}: was replaced while it was read: try again")
+            write_texts(folder, ids, popularity, names)
+
         self._texts = shared_texts(scratch, key, write)
-        if _state(names_file) != state:
-            raise StorageError(f"{names_file}: was replaced while it was read: try again")
 
     @property
     def has_names(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
-from recprune.serve.admission import Admission
+from recprune.serve.admission import Admission, OverloadedError
 from recprune.serve.http.errors import HttpError, as_http_error
 from recprune.serve.keys import Scope as KeyScope
 from recprune.serve.logs import log
@@ -21,6 +21,7 @@ with needs_extra("serve"):
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 _LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many at a time; they alone have a body
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
+_BODIES = 64  # of the greatest size, that may be arriving at a time; megabytes, with the default
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURITY_HEADERS = [
     (b"content-security-policy",
@@ -45,6 +46,7 @@ class Guard:
         # A request is in flight from its last byte to its answer: reading a question takes longer
         # than searching, and requests that will be refused must not be read at all.
         most, refused = limits.running + limits.waiting, service.metrics.count_turned_away
+        self._arriving = 0  # bytes of bodies that are not whole yet
         self._admissions = {path: Admission(most, on_refused=refused) for path in _LIMITED_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,17 +138,24 @@ class Guard:
         most = self._service.settings.limits.body_bytes
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > most:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                size += len(part)
+                self._arriving += len(part)
+                if size > most:
+                    raise self._too_large()
+                if self._arriving > _BODIES * most:
+                    self._service.metrics.count_turned_away()
+                    raise OverloadedError("too much is being sent: try again in a moment")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self._arriving -= size
 
     def _too_large(self) -> HttpError:
         most = self._service.settings.limits.body_bytes
