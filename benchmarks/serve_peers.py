@@ -74,5 +74,5 @@ def with_faiss() -> FastAPI:
     if own is None:
         raise SystemExit("FAISS takes over a whole index, not one in shards")
     engine = replace(service.engine, index=cast(Index, FaissIndex(own)))
-    service.loaded = replace(service.loaded, engine=engine)
+    service.engine = engine
     return create_app(settings, service)

@@ -18,7 +18,6 @@ import httpx
 import numpy as np
 import pytest
 
-from recprune import Index
 from tests.support.histories_places import RedisServer
 from tests.support.serving import (
     HISTORY,
@@ -36,6 +35,7 @@ from tests.support.serving import (
     save_index,
     save_two_recommenders,
     serving,
+    sockets,
     wait_until,
 )
 
@@ -332,15 +332,6 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
-def sockets(pid: int) -> int:
-    """Count the connections of a process, those to nobody included."""
-    count = 0
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            count += descriptor.readlink().name.startswith("socket:")
-    return count
-
-
 def test_a_client_that_does_not_take_its_answer_has_to_go(impatient: Service) -> None:
     question = {"batch": np.ones((64, WIDTH)).tolist(), "k": 1000}
     whole = len(impatient.post("/search", question).content)
@@ -384,24 +375,3 @@ def test_connections_are_bounded(impatient: Service) -> None:
     assert impatient.metric("recprune_turned_away_total") == before + len(refused)
     assert b"retry-after: 1" in refused[0]
     assert impatient.client.get("/healthz").status_code == 200
-
-
-# Memory ------------------------------------------------------------------------------------------
-
-
-def test_workers_share_the_index(large: Path) -> None:
-    size = Index.load(large).describe()["bytes"]
-    with serving(large, "--workers", "2") as service:
-        question = {"batch": np.random.default_rng(0).normal(size=(32, WIDTH)).tolist()}
-        for _ in range(20):  # both have looked at all of it, if only to check it
-            headers = {"connection": "close"}
-            service.client.post("/search", json=question, headers=headers)
-        private = [private_bytes(pid) for pid in service.workers]
-        assert size > 15_000_000
-        assert max(private) < 60_000_000 + size / 2, "their own, and not the index"
-
-
-def private_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("Private_")]
-    return 1024 * sum(kilobytes)

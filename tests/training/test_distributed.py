@@ -312,6 +312,30 @@ def test_workers_save_and_stop_when_their_supervisor_is_killed(tmp_path: Path) -
     assert json.loads(load_tensors(out / CHECKPOINT)[1]["state"])["epoch"] > 1
 
 
+def listening_addresses(pid: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, at which a process can be reached."""
+    links = [
+        str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
+    ]
+    own = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    rows = [
+        line.split()
+        for family in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]
+    ]
+    is_listening = "0A"
+    return {row[1].partition(":")[0] for row in rows if row[3] == is_listening and row[9] in own}
+
+
+def test_workers_of_one_machine_can_be_reached_from_it_alone(tmp_path: Path) -> None:
+    loopback = "0100007F"
+    with training(tmp_path / "out", cycle(80), *words(changed(LONGER))) as running:
+        read_until(running, "epoch   1")
+        pids = [running.pid, *workers_of(running.pid).values()]
+        assert len(pids) == 3
+        assert set().union(*map(listening_addresses, pids)) == {loopback}
+
+
 def test_workers_that_wait_for_others_say_so_and_can_be_interrupted(tmp_path: Path) -> None:
     cycle(20).save(tmp_path / "prepared")
     with socket.socket() as taken:

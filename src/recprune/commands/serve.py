@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from recprune.serve.configuration import Limits, ServeSettings
 from recprune.serve.processes.server import serve
 from recprune.types import InputError
 
 _ASKING = 4  # searches at a time for every core, where shards do the work
+_PASSWORD = "RECPRUNE_HISTORY_PASSWORD"  # noqa: S105 # the name of a variable
 _LIMITS = {
     "body_bytes": "bytes of a request",
     "history": "items of a history; as many are kept of a user",
@@ -19,6 +21,8 @@ _LIMITS = {
     "batch": "questions of a request",
     "batch_items": "items of all answers to a request: k times its questions",
     "item_ids": "ids in exclude, in allow and in boosts",
+    "method_bytes": "bytes that each of the methods default and recjpqprune, and boosts of a "
+    "compact index, may make a worker grow by",
     "running": "searches at a time in a worker; default: this worker's share of the cores, "
     "with --ray four times that",
     "waiting": "requests that may wait for them; others are answered with 503",
@@ -46,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="where users' histories are kept: sqlite:///FILE (the default, beside FOLDER), or "
         "redis://HOST:PORT/DATABASE",
+    )
+    parser.add_argument(
+        "--history-password-file",
+        metavar="FILE",
+        type=Path,
+        help=f"a file with the password of Redis; or give it in the variable {_PASSWORD}",
     )
     parser.add_argument(
         "--keys",
@@ -117,6 +127,7 @@ def run(parsed: argparse.Namespace) -> None:
             port=parsed.port,
             workers=parsed.workers,
             history_url=parsed.history,
+            history_password=_history_password(parsed.history, parsed.history_password_file),
             keys_file=parsed.keys,
             names_file=parsed.names,
             item_sets=dict(_item_set(text) for text in parsed.item_set),
@@ -129,6 +140,33 @@ def run(parsed: argparse.Namespace) -> None:
             limits=limits,
         )
     )
+
+
+def _history_password(url: str | None, file: Path | None) -> str | None:
+    """Return the password from a file or the environment: a command line is for all to see."""
+    if url is not None and _has_secret(url):
+        raise InputError(
+            "--history has a password in it, which everybody on this machine can see in the list "
+            f"of processes: give --history-password-file FILE, or set {_PASSWORD}"
+        )
+    if file is None:
+        return os.environ.get(_PASSWORD)
+    try:
+        password = file.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
+        raise InputError(f"--history-password-file: {file} cannot be read: {reason}") from None
+    if not password:
+        raise InputError(f"--history-password-file: {file} is empty, expected a password")
+    return password
+
+
+def _has_secret(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.password is not None or "password" in parts.query.casefold()
+    except ValueError:
+        return "@" in url  # the histories will say what is wrong with it
 
 
 def _item_set(text: str) -> tuple[str, Path]:

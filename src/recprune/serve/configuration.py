@@ -14,6 +14,12 @@ from recprune.types import InputError
 _ORIGIN = re.compile(r"https?://[^/\s*@?#]+")  # as a browser sends it
 
 
+# What limits can be at most: a body is read on the event loop, on which all clients of a worker
+# wait, so that the schema of every list ends somewhere. A list of so many takes milliseconds.
+CEILINGS = {"history": 100_000, "batch": 1024, "item_ids": 100_000}
+EVENTS_PER_QUESTION = 16  # how many events are allowed for each question of a batch
+
+
 @dataclass(frozen=True)
 class Limits:
     """What one request may ask for, and how many may ask at once."""
@@ -21,9 +27,10 @@ class Limits:
     body_bytes: int = 1 << 20
     history: int = 1000  # items of one history; also how many the store keeps of a user
     k: int = 1000
-    batch: int = 64  # histories, sequence embeddings or, times 16, events of one request
+    batch: int = 64  # histories, sequence embeddings or, times EVENTS_PER_QUESTION, events
     batch_items: int = 16_384  # of all answers to one request: k times the batch
     item_ids: int = 10_000  # in `exclude` and in `allow`
+    method_bytes: int = 64 << 20  # that each method may make a worker grow by, see `affordable`
     running: int = 1  # searches at a time, in each worker
     waiting: int = 8  # requests that may wait for them, in each worker; further ones get 503
     connections: int = 1024  # of each worker
@@ -44,11 +51,13 @@ class Limits:
                     raise InputError(f"limit {name} is {value!r}, expected more than 0")
             elif value < least:
                 raise InputError(f"limit {name} is {value!r}, expected {least} or more")
+            elif value > CEILINGS.get(name, value):
+                raise InputError(f"limit {name} is {value!r}, expected {CEILINGS[name]} or less")
 
     @property
     def events(self) -> int:
         """How many events one request may bring."""
-        return 16 * self.batch
+        return EVENTS_PER_QUESTION * self.batch
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class ServeSettings:
     port: int = 8000
     workers: int = 1
     history_url: str | None = None  # None: SQLite, one file beside the recommender
+    history_password: str | None = field(default=None, repr=False)
     keys_file: Path | None = None
     names_file: Path | None = None
     item_sets: dict[str, Path] = field(default_factory=dict)
@@ -72,6 +82,7 @@ class ServeSettings:
     replicas: int = 1  # of every shard
     allow_partial: bool = False  # answer without the shards that are lost, and say so
     limits: Limits = Limits()
+    scratch: Path | None = None  # a folder that all workers share, of the service's own making
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

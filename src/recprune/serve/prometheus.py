@@ -73,6 +73,11 @@ class Metrics:
             "Requests and connections that found no room: 503.",
             registry=registry,
         )
+        self._rate_limited = Counter(
+            "recprune_rate_limited",
+            "Requests beyond the rate of their API key: 429.",
+            registry=registry,
+        )
         self._events = Counter("recprune_events", "Events kept.", registry=registry)
         self._items = Gauge(
             "recprune_index_items",
@@ -130,6 +135,10 @@ class Metrics:
     def count_turned_away(self) -> None:
         """Note a request, or a connection, that there was no room for."""
         self._turned_away.inc()
+
+    def count_rate_limited(self) -> None:
+        """Note a request that came faster than its key allows."""
+        self._rate_limited.inc()
 
     def set_engine(self, engine: Engine) -> None:
         self._items.set(engine.index.num_items)

@@ -13,9 +13,10 @@ from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import check_not_lost
 from recprune.serve.engine.engine import Engine, load_engine
 from recprune.serve.histories.histories import Histories, open_histories
-from recprune.serve.keys import Keys, read_keys
+from recprune.serve.keys import KeyFile
 from recprune.serve.logs import log
 from recprune.serve.prometheus import Metrics
+from recprune.serve.rates import Rates
 from recprune.types import RecpruneError, StorageError
 
 _PROBED_S = 1.0  # for how long it is believed that histories can be kept, or cannot
@@ -33,22 +34,16 @@ class ReloadOutcome:
     workers: int
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What a reload replaces, whole."""
-
-    engine: Engine
-    keys: Keys | None
-
-
 class Service:
     """One worker's state. What is served changes by one assignment; a request reads it once."""
 
-    def __init__(self, settings: ServeSettings, loaded: Loaded, histories: Histories) -> None:
+    def __init__(self, settings: ServeSettings, engine: Engine, histories: Histories) -> None:
         """Use `open_service`."""
         self.settings = settings
-        self.loaded = loaded
+        self.engine = engine  # what answers now
         self.histories = histories
+        self.keys = KeyFile(settings.keys_file) if settings.keys_file is not None else None
+        self.rates = Rates(settings.scratch)
         self.metrics = Metrics()
         limits = settings.limits
         self.searches = self._pool("search", limits.running, limits.waiting)
@@ -61,23 +56,18 @@ class Service:
         self._probe_until = 0.0  # its outcome counts; by time.monotonic()
         self.reload_everywhere: Callable[[], Awaitable[ReloadOutcome]] = self._reload_here
         self._reloads = {"ok": 0, "failed": 0}
-        self.metrics.set_engine(loaded.engine)
+        self.metrics.set_engine(engine)
         self.metrics.set_reloads(self._reloads)
 
-    @property
-    def engine(self) -> Engine:
-        """What answers now."""
-        return self.loaded.engine
-
-    def load(self) -> Loaded:
+    def load(self) -> Engine:
         """Load the folder anew, beside what is served; takes its time."""
         return _load(self.settings)
 
-    def swap(self, loaded: Loaded) -> None:
+    def swap(self, engine: Engine) -> None:
         """Serve something else from now on. Requests that have begun keep what they have."""
-        self.loaded = loaded
-        self.metrics.set_engine(loaded.engine)
-        log("swapped", {"version": loaded.engine.version, "items": loaded.engine.index.num_items})
+        self.engine = engine
+        self.metrics.set_engine(engine)
+        log("swapped", {"version": engine.version, "items": engine.index.num_items})
 
     async def check_ready(self) -> None:
         """Raise what is in the way of answering or keeping events; may be called at any rate.
@@ -112,7 +102,7 @@ class Service:
         """Say what is wrong with a folder or file, without saying where it is."""
         message = str(error)
         settings = self.settings
-        files = [settings.shards, settings.names_file, settings.keys_file]
+        files = [settings.shards, settings.names_file]
         paths = [settings.folder, *filter(None, files), *settings.item_sets.values()]
         for path in paths:
             for text in (os.path.realpath(path), str(path)):
@@ -132,27 +122,27 @@ class Service:
     async def _reload_here(self) -> ReloadOutcome:
         """Reload this process alone: for an app that no supervisor runs."""
         try:
-            loaded = await self.visits.run(self.load)
+            engine = await self.visits.run(self.load)
         except RecpruneError as error:
             self._reloads["failed"] += 1
             self.metrics.set_reloads(self._reloads)
             raise ReloadError(self.without_paths(error)) from None
         self._reloads["ok"] += 1
-        self.swap(loaded)
+        self.swap(engine)
         self.metrics.set_reloads(self._reloads)
-        return ReloadOutcome(loaded.engine.version, 1)
+        return ReloadOutcome(engine.version, 1)
 
 
 def open_service(settings: ServeSettings) -> Service:
     """Load everything; raises what is wrong with it."""
-    loaded = _load(settings)
-    histories = open_histories(settings.histories, settings.limits.history)
-    return Service(settings, loaded, histories)
+    engine = _load(settings)
+    password = settings.history_password
+    histories = open_histories(settings.histories, settings.limits.history, password)
+    return Service(settings, engine, histories)
 
 
-def _load(settings: ServeSettings) -> Loaded:
+def _load(settings: ServeSettings) -> Engine:
     try:
-        keys = read_keys(settings.keys_file) if settings.keys_file is not None else None
-        return Loaded(load_engine(settings), keys)
+        return load_engine(settings)
     except (OSError, MemoryError) as error:
         raise StorageError(f"{settings.folder}: cannot be loaded: {error}") from None

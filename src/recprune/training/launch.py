@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from recprune.training.distributed import LostWorkerError
 from recprune.training.signals import requests_to_stop
@@ -62,9 +62,7 @@ def launch(module: str, job: Json, count: int) -> None:
     here. The first request to stop is passed on, the second ends all at once.
     """
     # Opened here, so that no other program gets the port, and that it outlives a first worker.
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        _HOST, 0, is_master=True, wait_for_workers=False
-    )
+    store = _open_store()
     with _requests_to_stop() as requests, ExitStack() as at_end:
         processes: list[_WorkerProcess] = []
         for rank in range(count):
@@ -73,6 +71,22 @@ def launch(module: str, job: Json, count: int) -> None:
             processes.append(started)
         _watch(processes, requests)
         _raise_what_went_wrong(processes, was_asked=requests() > 0)
+
+
+def _open_store() -> Any:
+    """Open the place where workers find each other: of this machine, for this machine.
+
+    Given a host alone, torch would listen on every address, and anybody could write to it.
+    """
+    listening = socket.create_server((_HOST, 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        _HOST,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),  # torch closes it
+    )
 
 
 def _start(module: str, job: Json, rank: int, count: int, port: int) -> _WorkerProcess:

@@ -310,9 +310,23 @@ def test_what_would_cost_too_much_is_left_out() -> None:
     index = Index.build(codes, np.ones((1, 2, 256), np.float32))
     told = explain(index, np.ones(256, np.float32), 2)
     assert run_of(told, "default").unavailable == (
-        "needs 68 MiB for all item vectors, and the service allows 64"
+        "needs 71,680,000 bytes in each worker, and the service allows 67,108,864: "
+        "--max-method-bytes"
     )
     assert run_of(told, "cells").unavailable.startswith("needs 8 splits")
+
+
+def test_what_is_allowed_decides_what_is_traced() -> None:
+    rng = np.random.default_rng(0)
+    embeddings = rng.standard_normal((8, 256, 1)).astype(np.float32)
+    codes = rng.integers(0, 256, (1000, 8))
+    query = np.ones(8, np.float32)
+    narrow = Index.build(codes.astype(np.uint8), embeddings)
+    assert explain(narrow, query, 5, max_bytes=32_000).trace.method == "recjpqprune"
+    assert explain(narrow, query, 5, max_bytes=31_999).trace.method == "scan"
+    wide = Index.build(codes.astype(np.uint16), np.ones((8, 300, 1), np.float32))
+    with pytest.raises(InputError, match="method recjpqprune needs 32,000 bytes"):
+        explain(wide, query, 5, max_bytes=31_999)
 
 
 def test_one_query_at_a_time() -> None:

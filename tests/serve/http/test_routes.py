@@ -280,7 +280,8 @@ def test_a_method_that_would_take_too_much_memory_is_refused(tmp_path: Path) -> 
         status, code, message = error_of(service.post("/search", question))
         assert (status, code) == (422, "invalid")
         assert message == (
-            "method default needs 78 MiB for all item vectors, and the service allows 64"
+            "method default needs 81,920,000 bytes in each worker, and the service allows "
+            "67,108,864: --max-method-bytes"
         )
         assert service.post("/search", question | {"method": "pqtopk"}).status_code == 200
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from recprune.serve.keys import add_key, remove_key
 from tests.support.serving import (
     CLI,
     HISTORY,
@@ -164,27 +163,18 @@ def test_a_reload_that_takes_too_long_fails_and_the_next_one_works(
 
 
 def test_a_worker_that_was_late_for_a_reload_follows(folder: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    operator, guest = add_key(keys, "operator", "admin"), add_key(keys, "guest", "ask")
     names = Blocked(tmp_path)
-    with serving(folder, "--workers", "2", "--names", names.path, "--keys", keys) as service:
+    with serving(folder, "--workers", "2", "--names", names.path) as service:
         wait_for_workers(service, 2)
         names.block()
         os.kill(service.workers[1], signal.SIGKILL)
-        # The next one has read the keys when it waits for the names.
         wait_until(names.is_waited_for, "the next one")
-        remove_key(keys, "guest")
         names.unblock_others()
-        headers = {"authorization": f"Bearer {operator}"}
-        assert service.client.post("/admin/reload", headers=headers).status_code == 200
+        reloaded = httpx.post(f"{service.url}/admin/reload", timeout=PATIENCE_S)
+        assert reloaded.status_code == 200
         assert events_of(service).count("worker started") == 2
-        names.let_go()
+        names.let_go()  # what it has read may be older than what the other one serves
         wait_until(lambda: events_of(service).count("reloaded") == 2, "a reload for the late one")
-        for _ in range(8):  # whichever worker answers
-            refused = httpx.get(
-                f"{service.url}/items/a", headers={"authorization": f"Bearer {guest}"}
-            )
-            assert refused.status_code == 401
 
 
 def test_a_new_worker_knows_of_earlier_reloads(folder: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-import threading
+import hashlib
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId, IntegerIds, StringIds, coerce_ids
-from recprune.types import InputError, Int64Array, needs_extra
+from recprune.serve.engine.texts import shared_texts, write_texts
+from recprune.types import InputError, Int64Array, StorageError, needs_extra
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,32 @@ class Catalogue:
         ids: IntegerIds | StringIds | RowNumbers,
         popularity: Int64Array | None,
         names_file: Path | None,
+        *,
+        version: str = "",
+        scratch: Path | None = None,
     ) -> None:
-        """Names are read from a file with a column of ids and a column of names."""
+        """Names are read from a file with a column of ids and a column of names.
+
+        Workers that have the folder `scratch` share the names and what is searched for words;
+        `version` is that of the items.
+        """
         self.ids = ids
         self.popularity = popularity
-        self._names = _Names(self._named(names_file)) if names_file else None
-        self._search_text: _SearchText | None = None
-        self._lock = threading.Lock()
+
+        state = _state(names_file)
+        key = None if state is None else hashlib.sha256(f"{version} {state}".encode()).hexdigest()
+
+        def write(folder: Path) -> None:
+            names = self._named(names_file) if names_file else None
+            if key is not None and _state(names_file) != state:  # they are not what the key says
+                raise StorageError(f"{names_file}: was replaced while it was read: try again")
+            write_texts(folder, ids, popularity, names)
+
+        self._texts = shared_texts(scratch, key, write)
 
     @property
     def has_names(self) -> bool:
-        return self._names is not None
+        return self._texts.has_names
 
     def coerce(self, external_ids: Iterable[ExternalId]) -> list[ExternalId]:
         """Return ids in the type that the catalogue has: what is a number may be given as text."""
@@ -72,19 +89,12 @@ class Catalogue:
         return self.ids[item]
 
     def name(self, item: int) -> str | None:
-        return self._names.get(item) if self._names else None
+        return self._texts.name(item)
 
     def search(self, words: str, most: int) -> list[int]:
-        """Return items whose id or name contains the words, popular ones first.
-
-        The text that is searched is built when it is first needed: a service whose names are
-        not searched does not pay for it.
-        """
-        with self._lock:
-            if self._search_text is None:
-                self._search_text = _SearchText(self)
+        """Return items whose id or name contains the words, popular ones first."""
         exact = self.find(words)
-        found = self._search_text.find(words, most)
+        found = self._texts.find(words, most)
         return ([exact] + [item for item in found if item != exact])[:most] if exact >= 0 else found
 
     def item_set(self, path: Path) -> NDArray[np.uint64]:
@@ -111,47 +121,15 @@ class Catalogue:
         return names
 
 
-class _Names:
-    """Texts by item, in one pool: a million of them are two arrays and not a million objects."""
-
-    def __init__(self, names: list[str]) -> None:
-        encoded = [name.encode("utf-8", "replace") for name in names]
-        self._offsets = np.zeros(len(names) + 1, np.int64)
-        np.cumsum([len(name) for name in encoded], out=self._offsets[1:])
-        self._pool = b"".join(encoded)
-
-    def get(self, item: int) -> str | None:
-        """Return the name, or None where it is empty."""
-        return self._pool[self._offsets[item] : self._offsets[item + 1]].decode() or None
-
-
-class _SearchText:
-    """One line an item, popular ones first, so that the first matches are the best."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        count = len(catalogue.ids)
-        popularity = catalogue.popularity
-        self._order = (
-            np.argsort(-popularity, kind="stable") if popularity is not None else np.arange(count)
-        ).astype(np.int32)
-        lines = [
-            f"{catalogue.external_id(item)} {catalogue.name(item) or ''}".replace("\n", " ")
-            for item in self._order.tolist()
-        ]
-        # Folded and encoded as one text: a million small ones would take seconds.
-        self._text = ("\n" + "\n".join(lines) + "\n").casefold().encode("utf-8", "replace")
-        ends = np.frombuffer(self._text, np.uint8) == ord("\n")
-        self._starts = np.flatnonzero(ends)  # of a line, and the end of the last one
-
-    def find(self, words: str, most: int) -> list[int]:
-        wanted = " ".join(words.split()).casefold().encode("utf-8", "replace")
-        found: list[int] = []
-        place = self._text.find(wanted) if wanted and len(self._order) else -1
-        while place >= 0 and len(found) < most:
-            line = int(np.searchsorted(self._starts, place, side="right")) - 1
-            found.append(int(self._order[line]))
-            place = self._text.find(wanted, int(self._starts[line + 1]))
-        return found
+def _state(names_file: Path | None) -> tuple[int, ...] | None:
+    """Return what tells a file of names from others; None where it cannot be told, as of a pipe."""
+    if names_file is None:
+        return ()
+    with _reading(names_file):
+        found = names_file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _reading:  # noqa: N801 # reads like the verb that it is

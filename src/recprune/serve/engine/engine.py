@@ -24,7 +24,7 @@ from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method, check_can_stop, stopped_at
 from recprune.search.question import ItemBits
 from recprune.search.top_k import TopK
-from recprune.serve.configuration import ServeSettings
+from recprune.serve.configuration import Limits, ServeSettings
 from recprune.serve.engine.backend import (
     Searched,
     check_shards,
@@ -99,6 +99,7 @@ class Engine:
     recommender: Recommender | None
     catalogue: Catalogue
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
+    method_bytes: int = Limits.method_bytes  # that a method may make this process grow by
 
     def recommend(
         self,
@@ -243,6 +244,7 @@ class Engine:
             boosts=self._boosted(choice),
             repeats=repeats,
             transitions=transitions,
+            max_bytes=self.method_bytes,
         )
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 
@@ -256,7 +258,7 @@ class Engine:
                 check_can_stop(method)
             except InputError as error:
                 raise InputError(f"timeout_ms: {error}") from None
-        return affordable(method, self.index)
+        return affordable(method, self.index, self.method_bytes)
 
     def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
         if allow is None:
@@ -275,6 +277,13 @@ class Engine:
         """Return the internal ids of boosted items and their boosts, None where nothing is."""
         if not choice.boosts:
             return None
+        own = self.own_index
+        needed = own.num_items * own.num_splits if own and own.layout == "compact" else 0
+        if needed > self.method_bytes:
+            raise InputError(
+                f"boosts need {needed:,} bytes in each worker, as the index is compact, and the "
+                f"service allows {self.method_bytes:,}: --max-method-bytes"
+            )
         given, numbers = zip(*choice.boosts, strict=True)
         items = self.catalogue.find_all(given)
         for place, item in enumerate(items.tolist()):
@@ -357,10 +366,12 @@ def load_engine(settings: ServeSettings) -> Engine:
     index = shards or own
     if index is None or not index.num_items:
         raise StorageError(f"{folder}: has no items to serve")
-    catalogue = (
-        Catalogue(recommender.item_ids, recommender.popularity, settings.names_file)
-        if recommender is not None
-        else Catalogue(RowNumbers(index.num_items), None, settings.names_file)
+    catalogue = Catalogue(
+        RowNumbers(index.num_items) if recommender is None else recommender.item_ids,
+        None if recommender is None else recommender.popularity,
+        settings.names_file,
+        version=version,
+        scratch=settings.scratch,
     )
     item_sets = {}
     for name, path in settings.item_sets.items():
@@ -368,7 +379,8 @@ def load_engine(settings: ServeSettings) -> Engine:
         if not item_sets[name].any():
             raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
     served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
-    engine = Engine(served, version, index, own, recommender, catalogue, item_sets)
+    most = settings.limits.method_bytes
+    engine = Engine(served, version, index, own, recommender, catalogue, item_sets, most)
     _try_out(engine)
     return engine
 

@@ -18,6 +18,7 @@ from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
 from recprune.search.question import boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
+from recprune.serve.configuration import Limits
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
@@ -26,7 +27,6 @@ _MOST_COLUMNS = 512  # of the heat map: more than a screen shows
 _MOST_POINTS = 64  # of the trace
 _FEWEST_POINTS = 8
 _TRACED_ITEMS = 8_000_000  # scored for the trace, about: a fraction of a second
-_DENSE_BYTES = 64 << 20  # that one request may make a worker grow by
 
 Stop = Literal["upper_bound_below_threshold", "lists_used_up"]
 
@@ -87,7 +87,7 @@ class TracePoint:
 class Trace:
     """A search stopped at rising steps by the engine itself."""
 
-    method: str  # recjpqprune, one sub-item id a step; scan where the layout is compact
+    method: str  # recjpqprune, one sub-item id a step; scan where its posting lists are too much
     points: list[TracePoint]  # the first is before the first step, the last is the end
     steps: int
     stop: Stop
@@ -158,10 +158,12 @@ def explain(
     boosts: Boosts | None = None,
     repeats: Boosts | None = None,
     transitions: Boosts | None = None,
+    max_bytes: int = Limits.method_bytes,
 ) -> Explanation:
     """Answer one query (float32 [d]) by every method and say how; arguments as of `search`.
 
     `repeats` and `transitions` are boosts as well, of a model's heads, and told from the others.
+    Methods that would make this process grow by more than `max_bytes` are left out.
 
     Scores the whole catalogue and searches many times over: for looking inside, not for serving.
     """
@@ -195,8 +197,8 @@ def explain(
         middle=explained(_at_rank(query, ranked // 2), ranked // 2 + 1) if ranked else None,
         bottom=explained(_at_rank(query, ranked - 1), ranked) if ranked else None,
         heat_map=_heat_map(query.sorted_table),
-        methods=[_run(query, name, method, right) for name, method in METHODS.items()],
-        trace=_trace(query),
+        methods=[_run(query, name, method, right, max_bytes) for name, method in METHODS.items()],
+        trace=_trace(query, max_bytes),
     )
 
 
@@ -286,25 +288,38 @@ def _heat_map(sorted_table: Float32Array) -> SortedScores:
 # Every method ------------------------------------------------------------------------------------
 
 
-def affordable(method: Method, index: Index | ShardedIndex) -> Method:
-    """Return a method that a service can afford; InputError where it would take too much memory."""
-    if not isinstance(method, Default):
+def affordable(method: Method, index: Index | ShardedIndex, max_bytes: int) -> Method:
+    """Return a method that a service can afford; InputError where it would take too much memory.
+
+    That is for what a method needs beside the index: it is made when first asked for, in every
+    worker, and stays.
+    """
+    if isinstance(method, Default):
+        needed = 4 * index.num_items * index.width  # all item vectors
+        method = Default(max_bytes=max_bytes)
+    elif isinstance(method, RecJPQPrune):
+        needed = 4 * index.num_items * index.num_splits  # posting lists
+    else:
         return method
-    needed = 4 * index.num_items * index.width
-    if needed > _DENSE_BYTES:
+    if needed > max_bytes:
+        name = "default" if isinstance(method, Default) else "recjpqprune"
         raise InputError(
-            f"method default needs {needed >> 20:,} MiB for all item vectors, and the service "
-            f"allows {_DENSE_BYTES >> 20}"
+            f"method {name} needs {needed:,} bytes in each worker, and the service allows "
+            f"{max_bytes:,}: --max-method-bytes"
         )
-    return Default(max_bytes=_DENSE_BYTES)
+    return method
 
 
 def _run(
-    query: _Query, name: str, method: Method, right: tuple[Int64Array, Float32Array]
+    query: _Query,
+    name: str,
+    method: Method,
+    right: tuple[Int64Array, Float32Array],
+    max_bytes: int,
 ) -> MethodRun:
     index = query.index
     try:
-        method = affordable(method, index)
+        method = affordable(method, index, max_bytes)
         runs, visits = zip(*(query.search(method) for _ in range(_REPEATS)), strict=True)
     except InputError as error:
         return MethodRun(name, str(error).removeprefix(f"method {name} "))
@@ -354,17 +369,26 @@ def _begin(query: _Query) -> TracePoint:
     return TracePoint(0, threshold, bound, len(scored), visited.tolist())
 
 
-def _trace(query: _Query) -> Trace:
+def _trace(query: _Query, max_bytes: int) -> Trace:
     index = query.index
-    pruning = index.layout == "full"
     # The smallest steps there are: more to see than in the default ones.
-    traced: RecJPQPrune | Scan = RecJPQPrune(sub_items_per_step=1) if pruning else Scan()
+    traced: RecJPQPrune | Scan = RecJPQPrune(sub_items_per_step=1)
+    pruning = index.layout == "full"
+    if pruning:
+        try:
+            affordable(traced, index, max_bytes)
+        except InputError:
+            if query.codes.dtype != np.uint8:  # then nothing else could be traced
+                raise
+            pruning = False
+    if not pruning:
+        traced = Scan()
     whole, visited = query.search(traced)
     steps, scored = int(whole.stats.steps[0]), int(whole.stats.items_scored[0])
     points = [_begin(query)]
     # Every point is a search of its own, stopped there.
-    affordable = 2 * _TRACED_ITEMS // max(scored, 1)
-    num_points = min(max(affordable, _FEWEST_POINTS), _MOST_POINTS, steps)
+    searches = 2 * _TRACED_ITEMS // max(scored, 1)
+    num_points = min(max(searches, _FEWEST_POINTS), _MOST_POINTS, steps)
     for step in np.linspace(1, steps, num_points).round().astype(int).tolist() if steps else []:
         top, visited_by_then = query.search(replace(traced, max_steps=step))
         threshold = float(top.stats.threshold[0])

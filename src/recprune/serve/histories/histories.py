@@ -78,8 +78,10 @@ class Histories(Protocol):
         """Let go of files and connections."""
 
 
-def open_histories(url: str, most: int) -> Histories:
+def open_histories(url: str, most: int, password: str | None = None) -> Histories:
     """Open the histories at `url`, which keep the newest `most` items of each user.
+
+    The `password` is that of Redis, where the url has none.
 
     `sqlite:///FILE` is a path as it stands, so `sqlite:////var/lib/h.db` is absolute and
     `sqlite:///h.db` is in the working folder; the file is made if there is none. What can never
@@ -95,7 +97,7 @@ def open_histories(url: str, most: int) -> Histories:
     if isinstance(url, str) and url.startswith(_REDIS):
         from recprune.serve.histories.redis_histories import RedisHistories
 
-        return RedisHistories(url, most)
+        return RedisHistories(url, most, password)
     # Whatever it is, it may hold a password: only the scheme is repeated.
     scheme = url.partition(":")[0] if isinstance(url, str) and ":" in url else "no scheme"
     raise InputError(f"the url of the histories begins with {scheme!r:.20}, expected {_EXPECTED}")

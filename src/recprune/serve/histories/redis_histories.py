@@ -67,13 +67,14 @@ return new
 class RedisHistories:
     """Histories in the Redis server at `url`, which is first spoken to by the first call."""
 
-    def __init__(self, url: str, most: int) -> None:
+    def __init__(self, url: str, most: int, password: str | None = None) -> None:
         self._most = most
         self._closed = False
         self._place = _place(url)
         try:
             self._redis = redis.Redis.from_url(
                 url,
+                password=password,
                 # A repeated append without keys would count twice: whether to repeat is for the
                 # client to say. A connection that died while idle is replaced in any case.
                 retry=Retry(NoBackoff(), 0),

@@ -51,6 +51,7 @@ def create_app(settings: ServeSettings, service: Service | None = None) -> FastA
     add_routes(app, served)
     add_errors(app)
     _describe_keys(app, needed=settings.keys_file is not None)
+    app.openapi()  # made now, not while the first who asks for it and all others wait
     app.add_middleware(Guard, service=served)
     if settings.cors_origins:
         app.add_middleware(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
-from recprune.serve.admission import Admission
+from recprune.serve.admission import Admission, OverloadedError
 from recprune.serve.http.errors import HttpError, as_http_error
+from recprune.serve.keys import Scope as KeyScope
 from recprune.serve.logs import log
 from recprune.serve.service import Service
 from recprune.types import needs_extra
@@ -17,8 +19,9 @@ with needs_extra("serve"):
 
 # Without a key, as is `/page/`.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
-_LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many requests at a time
+_LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many at a time; they alone have a body
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
+_BODIES = 64  # of the greatest size, that may be arriving at a time; megabytes, with the default
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SECURITY_HEADERS = [
     (b"content-security-policy",
@@ -43,6 +46,7 @@ class Guard:
         # A request is in flight from its last byte to its answer: reading a question takes longer
         # than searching, and requests that will be refused must not be read at all.
         most, refused = limits.running + limits.waiting, service.metrics.count_turned_away
+        self._arriving = 0  # bytes of bodies that are not whole yet
         self._admissions = {path: Admission(most, on_refused=refused) for path in _LIMITED_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,9 +65,10 @@ class Guard:
 
         try:
             self._check(scope)
-            body = await self._body(receive)
+            admission = self._admissions.get(scope["path"])
+            # Elsewhere a body is of no use; the protocol drops it once the answer is written.
+            body = await self._body(receive) if admission else b""
             if body is not None:
-                admission = self._admissions.get(scope["path"])
                 with admission.admitted() if admission else nullcontext():
                     await self._app(scope, _replaying(body, receive), noted)
         except Exception as error:  # whatever it is, the client gets a clear answer
@@ -96,7 +101,7 @@ class Guard:
         except ValueError:
             raise HttpError(400, "bad_request", "the host header is not a host") from None
         # A page can make its own name point at this machine; a name that is not ours gives it away.
-        if self._service.loaded.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
+        if self._service.keys is None and name not in {*_LOOPBACK_NAMES, settings.host}:
             raise HttpError(403, "forbidden", "without API keys, the host must be this machine")
         if origin is None or origin in settings.cors_origins:
             return
@@ -104,15 +109,25 @@ class Guard:
             raise HttpError(403, "forbidden", "pages of this origin may not ask")
 
     def _check_key(self, path: str, authorization: str) -> None:
-        keys = self._service.loaded.keys
-        if keys is None:
+        file = self._service.keys
+        if file is None:
             return
-        kind, _, key = authorization.partition(" ")
-        scope = keys.scope(key.strip()) if kind.casefold() == "bearer" else None
-        if scope is None:
+        kind, _, given = authorization.partition(" ")
+        key = file.current().find(given.strip()) if kind.casefold() == "bearer" else None
+        if key is None:
             raise HttpError(401, "unauthorized", "send an API key: Authorization: Bearer KEY")
-        if path.startswith("/admin/") and scope != "admin":
-            raise HttpError(403, "forbidden", "this needs an API key of scope admin")
+        needed = _needed_scope(path)
+        if not key.allows(needed):
+            raise HttpError(403, "forbidden", f"this needs an API key of scope {needed}")
+        seconds = self._service.rates.take(key)
+        if seconds > 0.0:
+            self._service.metrics.count_rate_limited()
+            raise HttpError(
+                429,
+                "too_many_requests",
+                f"this API key is good for {key.rate:g} requests a second",
+                {"retry-after": str(math.ceil(seconds))},
+            )
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Read the whole body, as far as it may go; None if the client went away.
@@ -123,17 +138,24 @@ class Guard:
         most = self._service.settings.limits.body_bytes
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > most:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                size += len(part)
+                self._arriving += len(part)
+                if size > most:
+                    raise self._too_large()
+                if self._arriving > _BODIES * most:
+                    self._service.metrics.count_turned_away()
+                    raise OverloadedError("too much is being sent: try again in a moment")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self._arriving -= size
 
     def _too_large(self) -> HttpError:
         most = self._service.settings.limits.body_bytes
@@ -144,6 +166,13 @@ class Guard:
         if self._service.settings.access_log:
             milliseconds = round(1000.0 * seconds, 3)
             log("request", {"route": route, "status": status, "milliseconds": milliseconds})
+
+
+def _needed_scope(path: str) -> KeyScope:
+    """Return which scope a key must have for a path."""
+    if path.startswith("/admin/"):
+        return "admin"
+    return "events" if path == "/events" else "ask"
 
 
 def _route(scope: Scope) -> str:

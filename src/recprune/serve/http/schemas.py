@@ -1,10 +1,16 @@
-"""What the service is asked and what it answers, as JSON."""
+"""What the service is asked and what it answers, as JSON.
+
+Bodies are read on the event loop, so what is wrong with them must be cheap to find out: every list
+has a greatest length and ends at its first fault, as a list of faults can be far longer than what
+was sent.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from recprune.search.methods import METHODS, STOPPABLE, named
+from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
 from recprune.serve.engine.engine import Choice
 from recprune.types import needs_extra
 
@@ -13,6 +19,8 @@ with needs_extra("serve"):
     from pydantic import model_validator as validator
 
 _LONGEST_ID = 512  # characters
+_MOST_FIELDS = 32  # of an object: more than any here has
+_MOST_NUMBERS = 65_536  # of a sequence embedding: far more than any encoder returns
 _LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
 
 ItemId: TypeAlias = StrictInt | Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
@@ -20,8 +28,30 @@ UserId: TypeAlias = StrictInt | Annotated[StrictStr, Field(min_length=1, max_len
 MethodName: TypeAlias = Literal[tuple(METHODS)]  # type: ignore[valid-type]
 
 
+T = TypeVar("T")
+# Lists by what their length is limited by.
+_History: TypeAlias = Annotated[list[T], Field(max_length=CEILINGS["history"], fail_fast=True)]
+_Items: TypeAlias = Annotated[list[T], Field(max_length=CEILINGS["item_ids"], fail_fast=True)]
+_Batch: TypeAlias = Annotated[
+    list[T], Field(min_length=1, max_length=CEILINGS["batch"], fail_fast=True)
+]
+_Numbers: TypeAlias = Annotated[list[FiniteFloat], Field(max_length=_MOST_NUMBERS, fail_fast=True)]
+_Events: TypeAlias = Annotated[
+    list[T],
+    Field(min_length=1, max_length=EVENTS_PER_QUESTION * CEILINGS["batch"], fail_fast=True),
+]
+
+
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        """Refuse at once what would be one fault for each of its fields."""
+        if isinstance(given, dict) and len(given) > _MOST_FIELDS:
+            raise ValueError(f"{len(given)} fields, expected {_MOST_FIELDS} at most")
+        return given
 
 
 class BoostIn(_Asked):
@@ -35,13 +65,13 @@ class _ItemsRequest(_Asked):
     """What every question about the best items has in common."""
 
     k: int = Field(10, ge=1, description="How many items to return at most.")
-    exclude: list[ItemId] = Field(
+    exclude: _Items[ItemId] = Field(
         default_factory=list, description="Items not to return; unknown ones are ignored."
     )
-    allow: list[ItemId] | Annotated[StrictStr, Field(max_length=_LONGEST_ID)] | None = Field(
+    allow: _Items[ItemId] | Annotated[StrictStr, Field(max_length=_LONGEST_ID)] | None = Field(
         None, description="Return only these items: their ids, or the name of an item set."
     )
-    boosts: list[BoostIn] = Field(
+    boosts: _Items[BoostIn] = Field(
         default_factory=list,
         description="What is added to the scores of some items, each named once; unknown ones are "
         "refused. The answer is exact with these scores, those of popular items included.",
@@ -85,9 +115,9 @@ def _check_times(times: list[float] | None, history: list[ItemId] | None) -> Non
 class Asker(_Asked):
     """What to recommend to: a history, oldest first, or a user whose history is kept here."""
 
-    history: list[ItemId] | None = None
+    history: _History[ItemId] | None = None
     user: UserId | None = None
-    times: list[_Moment] | None = Field(None, description=_TIMES)
+    times: _History[_Moment] | None = Field(None, description=_TIMES)
 
     @validator(mode="after")
     def _one_of_them(self) -> Asker:
@@ -113,10 +143,10 @@ class RecommendRequest(_ItemsRequest):
         },
     )
 
-    history: list[ItemId] | None = Field(None, description="Item ids, oldest first.")
+    history: _History[ItemId] | None = Field(None, description="Item ids, oldest first.")
     user: UserId | None = Field(None, description="A user whose events were posted to /events.")
-    batch: list[Asker] | None = Field(None, min_length=1, description="Several of these at once.")
-    times: list[_Moment] | None = Field(None, description=_TIMES)
+    batch: _Batch[Asker] | None = Field(None, description="Several of these at once.")
+    times: _History[_Moment] | None = Field(None, description=_TIMES)
     time: _Moment | None = Field(
         None,
         description="When the recommendation is asked for, in seconds since 1970; where it is not "
@@ -148,12 +178,10 @@ class SearchRequest(_ItemsRequest):
         json_schema_extra={"examples": [{"sequence_embedding": [0.12, -0.5, 0.33, 1.0], "k": 10}]},
     )
 
-    sequence_embedding: list[FiniteFloat] | None = Field(
+    sequence_embedding: _Numbers | None = Field(
         None, description="As many numbers as the index is wide."
     )
-    batch: list[list[FiniteFloat]] | None = Field(
-        None, min_length=1, description="Several sequence embeddings at once."
-    )
+    batch: _Batch[_Numbers] | None = Field(None, description="Several sequence embeddings at once.")
 
     @validator(mode="after")
     def _one_of_them(self) -> SearchRequest:
@@ -196,7 +224,7 @@ class EventsRequest(_Asked):
         },
     )
 
-    events: list[EventIn] = Field(min_length=1)
+    events: _Events[EventIn]
 
 
 class EventsAnswer(BaseModel):

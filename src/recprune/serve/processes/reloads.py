@@ -59,7 +59,7 @@ class Reloads:
 
     def check_new(self, message: Message) -> None:
         """Ask for a reload if what a new worker has loaded may not be what the others serve."""
-        # The same folder is not enough: keys and names may have changed since it was forked.
+        # The same folder is not enough: names may have changed since it was forked.
         if (message.version, message.number) != (self.version, self.number):
             self.ask(0)
 

@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from recprune.cluster import local_cluster
@@ -50,15 +51,18 @@ def serve(settings: ServeSettings) -> None:
         read_keys(settings.keys_file)  # before anything is started
     configure_logs()
     settings = _within_descriptors(settings)
-    figures = tempfile.mkdtemp(prefix="recprune-metrics-")
+    scratch = Path(tempfile.mkdtemp(prefix="recprune-serve-"))
+    settings = replace(settings, scratch=scratch)
+    figures = scratch / "metrics"
+    figures.mkdir()
     # prometheus_client reads it when it is imported, by the workers' modules below.
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = figures
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(figures)
     try:
         with _listen(settings) as listening, _cluster(settings) as settings:
             importlib.import_module("recprune.serve.processes.worker")
             _Supervisor(settings, listening).run()
     finally:
-        shutil.rmtree(figures, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ import socket
 from collections.abc import Iterator
 
 from recprune.serve.configuration import ServeSettings
+from recprune.serve.engine.engine import Engine
 from recprune.serve.http.app import create_app
 from recprune.serve.http.protocol import protocol_for
 from recprune.serve.logs import log, log_problem
 from recprune.serve.processes.messages import Message, from_line
-from recprune.serve.service import Loaded, ReloadError, ReloadOutcome, Service, open_service
+from recprune.serve.service import ReloadError, ReloadOutcome, Service, open_service
 from recprune.types import RecpruneError, needs_extra
 
 with needs_extra("serve"):
@@ -100,7 +101,7 @@ class _Supervised:
         self._reload_number = reload_number
         self._loading: asyncio.Task[None] | None = None
         self._wanted = 0  # the reload that a candidate is loaded for
-        self._candidate: Loaded | None = None
+        self._candidate: Engine | None = None
         self._askers: list[asyncio.Future[Message]] = []
         service.reload_everywhere = self._ask_for_reload
 
@@ -146,7 +147,7 @@ class _Supervised:
 
     async def _load(self, number: int) -> None:
         try:
-            loaded = await asyncio.to_thread(self._service.load)
+            engine = await asyncio.to_thread(self._service.load)
         except RecpruneError as error:
             public = self._service.without_paths(error)
             answer = Message("not_loaded", text=str(error), public_text=public, number=number)
@@ -156,15 +157,15 @@ class _Supervised:
             answer = Message("not_loaded", text=text, public_text=text, number=number)
         else:
             if number == self._wanted:  # else it took too long, and the reload has failed
-                self._candidate = loaded
-            answer = Message("loaded", version=loaded.engine.version, number=number)
+                self._candidate = engine
+            answer = Message("loaded", version=engine.version, number=number)
         self._send(answer)
 
     def _swap(self, message: Message) -> None:
         version = ""
         if self._candidate is not None:
             self._service.swap(self._candidate)
-            version = self._candidate.engine.version
+            version = self._candidate.version
             self._candidate = None
         self._service.metrics.set_reloads(message.reloads)
         self._send(Message("swapped", version=version, number=message.number))
