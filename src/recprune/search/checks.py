@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recprune import _native
 from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
 
-_MAX_SPLITS = 64
+MAX_SPLITS = 64
 _MAX_THREADS = 1024
 _FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
@@ -36,8 +36,8 @@ def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Arr
             "expected float32 [M, B, d/M]"
         )
     num_items, num_splits = codes.shape
-    if not 1 <= num_splits <= _MAX_SPLITS:
-        raise InputError(f"codes has {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise InputError(f"codes has {num_splits} splits, expected 1 to {MAX_SPLITS}")
     if embeddings.shape[0] != num_splits:
         raise InputError(
             f"sub_item_embeddings has {embeddings.shape[0]} splits, codes has {num_splits}"

@@ -31,7 +31,8 @@ from recprune.search.checks import (
     checked_threads,
 )
 from recprune.search.index import KIND as INDEX_KIND
-from recprune.search.index import Index, Layout
+from recprune.search.index import Index
+from recprune.search.index_arrays import Layout
 from recprune.storage import (
     MANIFEST,
     Saved,
