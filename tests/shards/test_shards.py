@@ -357,9 +357,9 @@ def test_a_folder_of_version_1_is_still_read(
     opened = read_folder(folder)
     assert np.array_equal(opened.vectors.sub_item_embeddings(), embeddings)
     for shard in opened.shards:
-        assert load_shard(shard_folder(folder, shard.number), shard.manifest_sha256).num_items
+        assert load_shard(shard_folder(folder, shard.number), shard).num_items
     with pytest.raises(StorageError, match="holds another index"):
-        load_shard(shard_folder(folder, 0), opened.shards[1].manifest_sha256)
+        load_shard(shard_folder(folder, 0), opened.shards[1])
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -374,7 +374,7 @@ def test_a_sharded_folder_has_ordinary_indexes(model: Any, tmp_path: Path) -> No
     assert saved.num_items == 1_000
     assert np.array_equal(saved.vectors.sub_item_embeddings(), embeddings)
     for shard in saved.shards:
-        index = load_shard(shard_folder(folder, shard.number), shard.manifest_sha256)
+        index = load_shard(shard_folder(folder, shard.number), shard)
         items = slice(shard.first, shard.stop)
         assert np.array_equal(index.item_codes(), codes[items])
         assert shard.highest_bias == bias[items].max()
@@ -410,9 +410,9 @@ def test_what_is_finished_is_not_built_again(model: Any, tmp_path: Path) -> None
     path.write_bytes(damaged)
     shard = read_folder(folder).shards[2]
     with pytest.raises(StorageError, match="changed or damaged"):
-        load_shard(path.parent, shard.manifest_sha256, verify=True)
+        load_shard(path.parent, shard)
     write_shards(codes, embeddings, folder, 4)
-    load_shard(path.parent, shard.manifest_sha256, verify=True)
+    load_shard(path.parent, shard)
     after = stamps(folder)
 
     changed = codes.copy()
@@ -518,7 +518,7 @@ def test_a_foreign_shard_is_refused(model: Any, tmp_path: Path) -> None:
     codes, embeddings, _ = model
     write_shards(codes, embeddings, tmp_path / "sharded", 2)
     place = shard_folder(tmp_path / "sharded", 0)
-    expected = read_folder(tmp_path / "sharded").shards[0].manifest_sha256
+    expected = read_folder(tmp_path / "sharded").shards[0]
     Index.build(codes[:512] ^ np.uint8(1), embeddings).save(place)
     with pytest.raises(StorageError, match="holds another index than the one that belongs here"):
         load_shard(place, expected)
@@ -554,7 +554,7 @@ def test_sharding_by_command(
     shown = capsys.readouterr().out
     assert "items            1000" in shown
     for number, shard in enumerate(read_folder(again).shards):
-        compact = load_shard(shard_folder(again, number), shard.manifest_sha256)
+        compact = load_shard(shard_folder(again, number), shard)
         assert compact.describe()["layout"] == "compact", "as the index was"
         full = Index.load(shard_folder(out, number))
         assert full.describe()["layout"] == "full"
