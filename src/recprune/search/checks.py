@@ -87,7 +87,7 @@ def checked_k(k: Any, num_items: int) -> int:
         k = checked_count(k, "k")
     most = num_items + _MOST_PADDED
     if not 0 <= k <= most:
-        given = k if abs(k) < 2**64 else "beyond 64 bits"
+        given = k if abs(k) < 10**40 else "a number of more than 40 digits"
         raise InputError(
             f"k is {given}, expected 0 to {most}: the catalogue's {num_items} items and "
             f"{_MOST_PADDED} more"
