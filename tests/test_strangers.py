@@ -88,12 +88,12 @@ def use_index(index: Index, rng: np.random.Generator, patch: pytest.MonkeyPatch)
     assert codes.shape == (index.num_items, index.num_splits)
     phi = rng.standard_normal(index.width).astype(np.float32)
     k = int(rng.choice([1, 10, 60, index.num_items, index.num_items + 3]))
-    table = reference.sub_item_scores(phi, index.sub_item_embeddings())
     boosts = None
     if index.num_items and rng.random() < 0.3:
         boosts = (rng.permutation(index.num_items)[:3], np.array([1, -1, 0.5], np.float32))
         boosts = boosts[0], boosts[1][: len(boosts[0])]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # such a query is refused
+        table = reference.sub_item_scores(phi, index.sub_item_embeddings())
         ids, scores = reference.exhaustive(table, codes, k, bias=bias, boosts=boosts)
     for method in METHODS:
         try:
@@ -137,7 +137,10 @@ def try_prepared(folder: Path, _: np.random.Generator, __: pytest.MonkeyPatch) -
     prepared.checksum(with_times=True)
     event_features(prepared.items, prepared.offsets)
     count_transitions(prepared)
-    for ids, count in ((prepared.user_ids, prepared.num_users), (prepared.item_ids, len(prepared.codes))):
+    for ids, count in (
+        (prepared.user_ids, prepared.num_users),
+        (prepared.item_ids, len(prepared.codes)),
+    ):
         assert ids.find_all(ids.take(range(count))).tolist() == list(range(count))
 
 

@@ -246,8 +246,8 @@ class Recommender:
         """Memory-map a saved recommender; `verify` compares every byte with its checksum first.
 
         What stands in the arrays is checked in any case, as if a stranger had made them; only the
-        encoder is ONNX Runtime's to judge. It runs with ONNX Runtime, on so many threads, or with torch; `auto` prefers the
-        former.
+        encoder's graph is for ONNX Runtime to judge. The encoder runs with that, on so many
+        threads, or with torch; `auto` prefers the former.
         """
         if encoder not in get_args(EncoderKind):
             expected = ", ".join(get_args(EncoderKind))

@@ -155,6 +155,17 @@ def test_wrong_settings_are_named(settings: Json, message: str) -> None:
         Index.from_parts(replace(parts, settings={**parts.settings, **settings}), "mine")
 
 
+def test_checksums_are_compared_unless_waived(tmp_path: Path) -> None:
+    INDEXES["wide"].save(tmp_path / "index")
+    path = tmp_path / "index" / "item_bias.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # another number, and as good as the one before
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="item_bias.npy: checksum does not match"):
+        Index.load(tmp_path / "index")
+    assert Index.load(tmp_path / "index", verify=False).num_items == NUM_ITEMS
+
+
 STRANGER = """
 import sys
 import numpy as np

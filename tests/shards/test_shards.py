@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
-from recprune.storage import MANIFEST, Saved, load_folder, save_folder
+from recprune.storage import MANIFEST, Saved, json_checksum, load_folder, save_folder
 from recprune.types import Float32Array
 from tests.search.test_search import Case, cases, methods_for, some_boosts
 
@@ -533,6 +534,52 @@ def test_a_damaged_manifest_is_refused(model: Any, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="the manifest was changed or damaged"):
         read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (0, "first", 64), (1, "first", 500), (0, "num_items", 511), (1, "number", 0),
+        (0, "num_items", -1), (0, "num_items", "512"), (1, "highest_bias", float("inf")),
+        (1, "largest_bias", None), (0, "manifest_sha256", 5),
+    ],
+)  # fmt: skip
+def test_shards_that_are_no_ranges_of_all_items_are_refused(
+    model: Any, tmp_path: Path, place: int, name: str, value: Any
+) -> None:
+    codes, embeddings, bias = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 2, item_bias=bias)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["settings"]["shards"][place][name] = value
+    manifest["sha256"] = json_checksum(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="sharded: (shard|num_items)"):
+        read_folder(folder)
+
+
+def test_a_shard_with_other_items_or_biases_than_the_whole_says_is_refused(
+    model: Any, tmp_path: Path
+) -> None:
+    codes, embeddings, bias = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 2, item_bias=bias)
+    shard = read_folder(folder).shards[1]
+    for wrong in (replace(shard, num_items=1), replace(shard, largest_bias=0.0)):
+        with pytest.raises(StorageError, match="other items or biases than the sharded index says"):
+            load_shard(shard_folder(folder, 1), wrong)
+
+
+def test_more_is_wanted_than_a_shard_has(model: Any) -> None:
+    """Of all items, which is less than a shard alone would refuse."""
+    codes, embeddings, _ = model
+    index = Index.build(codes[:100], embeddings)
+    query = np.ones((1, index.width), np.float32)
+    settings = [False, 10**8, method_to_json(METHODS["auto"]), 1]
+    _, (ids, _, records) = unpack(answer(index, pack(settings, [query, *[None] * 7])))
+    assert ids.shape == (1, 100)
+    assert records.view(RECORD)["threshold"].item() == -np.inf, "none of them is the k-th"
 
 
 # The command -------------------------------------------------------------------------------------
