@@ -174,9 +174,7 @@ def test_right_checksums_do_not_make_a_folder_right(
 def test_an_array_that_its_file_cannot_hold_is_not_mapped(tmp_path: Path) -> None:
     """Both say the same, and the file is too short for it: to read it would end the process."""
     save(tmp_path / "thing")
-    with_header(
-        tmp_path / "thing", b"{'descr': '<i8', 'fortran_order': False, 'shape': (9, 4), }"
-    )
+    with_header(tmp_path / "thing", b"{'descr': '<i8', 'fortran_order': False, 'shape': (9, 4), }")
     sealed(tmp_path / "thing", lambda m: m["arrays"]["numbers"].update(shape=[9, 4]))
     with pytest.raises(StorageError, match=r"numbers.npy: 224 bytes, too few or too many for"):
         load(tmp_path / "thing")

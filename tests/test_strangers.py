@@ -153,9 +153,10 @@ def try_codebook(folder: Path, _: np.random.Generator, __: pytest.MonkeyPatch) -
 def try_recommender(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
     recommender = Recommender.load(folder, encoder="onnx", verify=bool(rng.integers(2)))
     ids = recommender.item_ids
-    known = list(ids.take(range(min(len(ids), 12))))
+    known: list[Any] = list(ids.take(range(min(len(ids), 12))))
     k = int(rng.choice([1, 5, 40]))
-    for history in ([], known[:1], known, known[:3] * 3, ["nothing", 10**20]):
+    histories: list[list[Any]] = [[], known[:1], known, known[:3] * 3, ["nothing", 10**20]]
+    for history in histories:
         found = recommender.recommend([history], k, exclude=known[:2], allow=None)
         assert len(found.items[0]) == (found.ids[0] >= 0).sum() <= len(ids)
         assert ids.find_all(found.items[0]).tolist() == found.ids[0][found.ids[0] >= 0].tolist()

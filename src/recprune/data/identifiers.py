@@ -198,7 +198,9 @@ class _Texts(NamedTuple):
 
 def _order(first: _Texts, second: _Texts) -> Int64Array:
     """Return −1, 0 or 1 for each pair of texts: how their bytes compare."""
-    order = np.sign(first.lengths - second.lengths)  # where one is the beginning of the other
+    order: Int64Array = np.sign(
+        first.lengths - second.lengths
+    )  # where one is the beginning of the other
     longest = np.minimum(first.lengths, second.lengths)
     equal = np.arange(len(order))
     for number in range(int(longest.max(initial=0)) // _WORD + 1):
@@ -220,8 +222,6 @@ _AT_ONCE = 1 << 18  # strings that are compared together: some tens of megabytes
 
 def _all_int64(values: Sequence[object]) -> Int64Array | None:
     """Return integer ids as an array; None if anything else is among them."""
-    if isinstance(values, np.ndarray) and values.dtype.kind == "i" and values.ndim == 1:
-        return values.astype(np.int64, copy=False)
     if not {int}.issuperset(map(type, values)):
         return None
     try:
