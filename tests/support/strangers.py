@@ -108,8 +108,8 @@ class Stranger:
             manifest["sha256"] = json_checksum(manifest)
             parent = f"{Path(name).parent.parent.as_posix()}/{MANIFEST}".removeprefix("./")
             if "/" in name and parent in self._whole:
-                text = self._read(parent).decode().replace(str(before), manifest["sha256"])
                 try:
+                    text = self._read(parent).decode().replace(str(before), manifest["sha256"])
                     self._seal(parent, json.loads(text))
                 except ValueError:  # changed before
                     return
@@ -132,7 +132,8 @@ class Stranger:
             _with_other_size, _with_other_type, _with_noise, _sorted, _with_copy,
         ]  # fmt: skip
         change = kinds[rng.integers(len(kinds))]
-        after = np.ascontiguousarray(change(array, rng))
+        with np.errstate(all="ignore"):  # of a type that a change before made too small
+            after = np.ascontiguousarray(change(array, rng))
         file = io.BytesIO()
         np.save(file, after)
         self._put_array(name, file.getvalue(), after)
@@ -248,8 +249,7 @@ def _with_other_type(array: NDArray[Any], rng: np.random.Generator) -> NDArray[A
     chosen = types[rng.integers(len(types))]
     if array.dtype.kind not in "biuf":  # changed before
         return array
-    with np.errstate(all="ignore"):
-        return array.astype(chosen)
+    return array.astype(chosen)
 
 
 def _with_noise(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:

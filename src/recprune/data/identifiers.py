@@ -282,9 +282,11 @@ def coerce_ids(ids: object, given: Iterable[object]) -> list[Any]:
     Where those are integers, "17" and 17.0 are 17; where they are strings, 17 is "17". What cannot
     be converted stays as it is, and will not be found.
     """
-    if isinstance(ids, StringIds):
-        return [_as_string(value) for value in given]
-    return [_as_integer(value) for value in given]
+    values = list(given)
+    are_strings = isinstance(ids, StringIds)
+    if {str if are_strings else int}.issuperset(map(type, values)):  # as nearly always
+        return values
+    return [_as_string(value) if are_strings else _as_integer(value) for value in values]
 
 
 def _as_string(value: object) -> str:
