@@ -5,9 +5,10 @@
 //
 // Whether layouts agree is not found by looking items up, which for ten million of them takes
 // seconds of cache misses, but by a sum over all items and their codes, with keys that are drawn
-// anew in every process: memory is read in its order, and sums of different items are equal with a
-// chance of 2⁻⁵⁰ at most. Bounds do not rest on chance. Only if sums differ are items looked up, to
-// say which of them it is.
+// anew in every process: memory is read in its order, and a folder cannot be made to fit keys that
+// its maker does not know. That two sums are equal by chance is as unlikely as for any good hash of
+// 64 bits; it is not proven to be impossible. Bounds do not rest on chance. Only if sums differ are
+// items looked up, to say which of them it is.
 #pragma once
 
 #include <algorithm>
