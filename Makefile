@@ -43,8 +43,9 @@ sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefi
 	LD_PRELOAD=$$(c++ -print-file-name=libasan.so):$$(c++ -print-file-name=libstdc++.so) \
 		ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/support/sanitized.py build/sanitized
 
-fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, for minutes
+fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, and for a folder that does harm, for minutes
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/search/test_search.py -k "oracle or worth_pruning or long_lists"
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_strangers.py
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi

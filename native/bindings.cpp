@@ -26,6 +26,7 @@
 #include "exclusions.hpp"
 #include "kernels/kernels.hpp"
 #include "layouts/cells.hpp"
+#include "layouts/integrity.hpp"
 #include "layouts/lists.hpp"
 #include "layouts/posting_lists.hpp"
 #include "search.hpp"
@@ -212,11 +213,6 @@ using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 template <class T>
 using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-// The arrays of a saved index need not fit together: if their sizes do not, nothing is searched.
-void expect(bool fits, const char* part) {
-    if (!fits) throw std::invalid_argument(std::string(part) + " do not fit the other arrays");
-}
-
 // A method and how far it may go, as methods.py has it.
 struct MethodSettings {
     recprune::Method method;
@@ -327,38 +323,20 @@ class SearchIndex {
     }
 
     void set_codes(Matrix<std::uint8_t> codes) {
-        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         codes_ = std::move(codes);
         view_.codes = as_span(codes_);
     }
     void set_wide_codes(Matrix<std::uint16_t> codes) {
-        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         wide_codes_ = std::move(codes);
         view_.wide_codes = as_span(wide_codes_);
     }
     void set_gathered_codes(Matrix<std::uint8_t> codes) {
-        expect(codes.shape(0) == view_.num_items && codes.shape(1) == view_.num_splits, "codes");
         gathered_codes_ = std::move(codes);
         view_.gathered_codes = as_span(gathered_codes_);
     }
     void set_lists(Vector<std::int64_t> offsets, Matrix<std::uint8_t> second_codes,
                    Vector<std::uint8_t> bases, Vector<std::uint64_t> changes,
                    Cube<std::uint8_t> codes, Matrix<recprune::Item> items) {
-        if (view_.num_sub_items > recprune::kMaxNarrowSubItems)
-            throw std::invalid_argument("lists need bytes as codes");
-        const auto starts = as_span(offsets);
-        expect(starts.size() == view_.num_sub_items + 1 && starts.front() == 0 &&
-                   std::is_sorted(starts.begin(), starts.end()),
-               "list offsets");
-        const auto num_blocks = static_cast<std::size_t>(starts.back());
-        expect(second_codes.shape(0) == view_.num_sub_items &&
-                   second_codes.shape(1) == recprune::kMaxNarrowSubItems &&
-                   bases.size() == num_blocks && changes.size() == num_blocks,
-               "ranks of lists");
-        expect(codes.shape(0) == recprune::num_code_rows(view_.num_splits) &&
-                   codes.shape(1) == num_blocks && codes.shape(2) == recprune::kBlockItems &&
-                   items.shape(0) == num_blocks && items.shape(1) == recprune::kBlockItems,
-               "codes of lists");
         list_offsets_ = std::move(offsets);
         second_codes_ = std::move(second_codes);
         list_bases_ = std::move(bases);
@@ -378,18 +356,11 @@ class SearchIndex {
     }
     void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
                    Matrix<recprune::Item> items) {
-        using namespace recprune;
-        if (view_.num_sub_items > kMaxNarrowSubItems || view_.num_splits != kCellSplits)
-            throw std::invalid_argument("cells need eight bytes as codes");
-        expect(offsets.shape(0) == kPairs && offsets.shape(1) == kCells + 1 &&
-                   keys.shape(0) == kPairs && keys.shape(1) == num_cell_keys(view_.num_items) &&
-                   items.shape(0) == kPairs && items.shape(1) == view_.num_items,
-               "cells");
         cell_offsets_.emplace(as_span(offsets));
         cell_keys_ = std::move(keys);
         cell_items_ = std::move(items);
-        view_.cells = CellLayout{cell_offsets_->span(), as_span(cell_keys_), as_span(cell_items_),
-                                 view_.num_items};
+        view_.cells = recprune::CellLayout{cell_offsets_->span(), as_span(cell_keys_),
+                                           as_span(cell_items_), view_.num_items};
     }
     void set_posting_lists(Matrix<std::int64_t> offsets, Matrix<std::int32_t> items) {
         posting_offsets_ = std::move(offsets);
@@ -398,11 +369,28 @@ class SearchIndex {
                                                                as_span(posting_items_)};
     }
     void set_item_bias(Vector<float> bias, float highest, float largest) {
-        expect(bias.size() == view_.num_items, "item biases");
         item_bias_ = std::move(bias);
         view_.item_bias = as_span(item_bias_);
         view_.highest_bias = highest;
         view_.largest_bias = largest;
+    }
+
+    // Throws unless the arrays are such as an index is built of; their shapes are. For a folder
+    // that was opened: `layouts/integrity.hpp` says what is looked at.
+    void check(std::size_t threads) const {
+        using namespace recprune;
+        nb::gil_scoped_release unlocked;
+        check_finite(view_.transposed, "transposed_embeddings", threads);
+        check_finite(view_.item_bias, "item_bias", threads);
+        check_codes(view_.codes, view_.num_sub_items, "codes", view_.num_splits, threads);
+        check_codes(view_.wide_codes, view_.num_sub_items, "codes", view_.num_splits, threads);
+        if (!view_.lists) return;
+        const ItemSums sums(view_.num_splits);
+        CodeSums expected;
+        add_codes(view_.codes, view_.num_items, view_.num_splits, view_.cells.has_value(), sums,
+                  threads, expected);
+        ListCheck(*view_.lists, view_.codes, view_.num_items, sums).run(expected.all, threads);
+        if (view_.cells) CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
@@ -447,7 +435,8 @@ class SearchIndex {
     // `largest_bias` in magnitude and, if given, with a boost of up to the query's largest.
     void refuse_overflow(const Cube<float>& tables, float largest_bias,
                          const std::optional<Vector<float>>& largest_boosts) const {
-        expect(!largest_boosts || largest_boosts->size() == tables.shape(0), "boosts");
+        if (largest_boosts && largest_boosts->size() != tables.shape(0))
+            throw std::invalid_argument("boosts do not fit the queries");
         recprune::IndexView view = view_;
         view.largest_bias = std::max(view.largest_bias, largest_bias);
         const std::size_t size = view.num_splits * view.num_sub_items;
@@ -628,6 +617,7 @@ void add_index(nb::module_& module) {
              "items"_a.noconvert())
         .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,
              "largest"_a)
+        .def("check", &SearchIndex::check, "threads"_a)
         .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert())
         .def("codes_of_lists", &SearchIndex::codes_of_lists)
         .def("refuse_overflow", &SearchIndex::refuse_overflow, "tables"_a.noconvert(),

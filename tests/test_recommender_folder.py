@@ -166,9 +166,9 @@ def test_one_damaged_byte_anywhere_is_found(copy: Path) -> None:
         damaged[len(content) * 3 // 4] ^= 4
         path.write_bytes(damaged)
         with pytest.raises(StorageError, match=f"mine/{path.name}"):
-            Recommender.load(copy, verify=True)
+            Recommender.load(copy)
         path.write_bytes(content)
-    Recommender.load(copy, verify=True)
+    Recommender.load(copy)
 
 
 def test_a_missing_file_is_named(copy: Path) -> None:
@@ -213,6 +213,31 @@ def test_a_folder_that_lacks_a_part_or_has_a_useless_one_is_named(
     resaved(copy, changes)
     with pytest.raises(StorageError, match="mine"):
         Recommender.load(copy, encoder=encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("popularity", lambda a: a[:-1], r"popularity is int64\[89\], expected int64\[90\]"),
+        ("popularity", lambda a: a.astype(np.int32), r"popularity is int32\[90\]"),
+        ("popularity", lambda a: a - 10**6, "popularity is -.* somewhere, expected 0 or more"),
+        ("item_ids_offsets", lambda a: a[::-1].copy(), "item_ids_offsets does not go from 0"),
+        ("item_ids_pool", lambda a: np.full_like(a, 255), "item_ids_pool is not text"),
+        ("item_ids_pool", lambda a: np.full_like(a, 97), "item_ids: id 1 is 'a', out of order"),
+        ("weights_norm.weight", lambda a: np.full_like(a, np.nan), "weights_norm.weight is not all"),
+        ("index_list_items", lambda a: a + np.uint32(1), "list_items"),
+        ("index_codes", lambda a: a[::-1].copy(), "list_items.* is not that in codes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_array_is_named_with_its_folder(
+    copy: Path, name: str, change: Any, message: str
+) -> None:
+    saved = load_folder(copy, kind=KIND, version=4)
+    is_index = name.startswith("index_")
+    arrays = saved.parts["index"].arrays if is_index else saved.arrays
+    resaved(copy, {name: change(np.array(arrays[name.removeprefix("index_")]))})
+    with pytest.raises(StorageError, match=f"^.*/mine: {message}"):
+        Recommender.load(copy)
 
 
 def spoilt(number: float, place: int, *shape: int) -> Float32Array:

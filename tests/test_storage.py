@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -112,6 +113,79 @@ def test_others_may_read_what_was_saved(tmp_path: Path) -> None:
 
 
 # Damage ------------------------------------------------------------------------------------------
+
+
+def sealed(folder: Path, change: Any) -> None:
+    """Change a manifest and give it the right checksum, as a stranger can."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    manifest.pop("sha256", None)
+    manifest["sha256"] = json_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def rewrite(folder: Path, content: bytes) -> None:
+    """Replace a file of numbers, and say so in the manifest."""
+    (folder / "numbers.npy").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    change = {"bytes": len(content), "sha256": digest}
+    sealed(folder, lambda manifest: manifest["arrays"]["numbers"].update(change))
+
+
+def with_header(folder: Path, header: bytes, *, begin: int = 128) -> None:
+    numbers = (folder / "numbers.npy").read_bytes()[128:]
+    length = (begin - 10).to_bytes(2, "little")
+    rewrite(folder, b"\x93NUMPY\x01\0" + length + header.ljust(begin - 11) + b"\n" + numbers)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: sealed(d, lambda m: m.update(version=2.0)), "format version 2.0"),
+        (lambda d: sealed(d, lambda m: m.update(version=True)), "format version True"),
+        (lambda d: sealed(d, lambda m: m.update(settings=[])), "an incomplete manifest"),
+        (lambda d: sealed(d, lambda m: m.update(arrays=[])), "an incomplete manifest"),
+        (lambda d: sealed(d, lambda m: m.update(parts=3)), "an incomplete manifest"),
+        (lambda d: sealed(d, lambda m: m.update(parts={"x": 3})), "an incomplete part 'x'"),
+        (lambda d: sealed(d, lambda m: m["arrays"].update(numbers={})), "incomplete array 'numbers'"),
+        (lambda d: sealed(d, lambda m: m["arrays"].update({"../numbers": m["arrays"]["numbers"]})), "'../numbers' is no name"),
+        (lambda d: sealed(d, lambda m: m["arrays"]["numbers"].update(shape=[2, 6])), r"holds <i8\[3, 4\], expected <i8\[2, 6\]"),
+        (lambda d: (d / "manifest.json").write_text('{"kind": "\\ud800", "version": 2, "sha256": ""}'), "not a recprune manifest"),
+        (lambda d: rewrite(d, b""), "numbers.npy: cannot be read: not an array"),
+        (lambda d: rewrite(d, b"PK" * 100), "numbers.npy: cannot be read: not an array"),
+        (lambda d: with_header(d, b"{'descr': '|O', 'fortran_order': False, 'shape': (3, 4), }"), "not an array"),
+        (lambda d: with_header(d, b"{'descr': '<i8', 'fortran_order': True, 'shape': (3, 4), }"), "not an array"),
+        (lambda d: with_header(d, b"{'descr': '<i8', 'fortran_order': False, 'shape': (3, 4), }", begin=129), "not an array"),
+        (lambda d: with_header(d, b"{'descr': '<i8', 'fortran_order': False, 'shape': (3, 5), }"), r"holds <i8\[3, 5\], expected"),
+        (lambda d: with_header(d, b"("*110), "not an array"),
+    ],
+)  # fmt: skip
+def test_right_checksums_do_not_make_a_folder_right(
+    tmp_path: Path, change: Any, message: str, verify: bool
+) -> None:
+    save(tmp_path / "thing")
+    change(tmp_path / "thing")
+    with pytest.raises(StorageError, match=message) as error:
+        load(tmp_path / "thing", verify=verify)
+    assert str(tmp_path / "thing") in str(error.value)
+
+
+def test_an_array_that_its_file_cannot_hold_is_not_mapped(tmp_path: Path) -> None:
+    """Both say the same, and the file is too short for it: to read it would end the process."""
+    save(tmp_path / "thing")
+    with_header(tmp_path / "thing", b"{'descr': '<i8', 'fortran_order': False, 'shape': (9, 4), }")
+    sealed(tmp_path / "thing", lambda m: m["arrays"]["numbers"].update(shape=[9, 4]))
+    with pytest.raises(StorageError, match=r"numbers.npy: 224 bytes, too few or too many for"):
+        load(tmp_path / "thing")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    save(tmp_path / "thing")
+    (tmp_path / "thing" / "numbers.npy").unlink()
+    os.mkfifo(tmp_path / "thing" / "numbers.npy")
+    with pytest.raises(StorageError, match="numbers.npy: cannot be read: .*not a plain file"):
+        load(tmp_path / "thing")
 
 
 def flip_a_bit(path: Path) -> None:

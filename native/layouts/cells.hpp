@@ -55,6 +55,19 @@ inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair) {
     return cell_at(code[2 * pair], code[2 * pair + 1]);
 }
 
+// Where the keys of an item are that stands at a position of a cell, [start, stop).
+struct CellPlace {
+    std::size_t next_key;
+    std::size_t last_key;
+
+    CellPlace(std::size_t start, std::size_t stop, std::size_t position) {
+        const std::size_t lane = (position - start) % kGroupItems;
+        const std::size_t group = position - lane;
+        next_key = 2 * group + lane;
+        last_key = next_key + std::min(stop - group, kGroupItems);
+    }
+};
+
 // Fills one pair of a cell layout.
 inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_items,
                         std::size_t pair, std::span<std::uint32_t> offsets,
@@ -75,11 +88,9 @@ inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_ite
         const std::uint8_t* code = &codes[item * kCellSplits];
         const std::size_t cell = cell_of(code, pair);
         const std::size_t position = cursor[cell]++;
-        const std::size_t lane = (position - offsets[cell]) % kGroupItems;
-        const std::size_t group = position - lane;
-        const std::size_t size = std::min<std::size_t>(offsets[cell + 1] - group, kGroupItems);
-        keys[2 * group + lane] = pair_key(code, (pair + 1) % kPairs);
-        keys[2 * group + size + lane] = pair_key(code, (pair + 2) % kPairs);
+        const CellPlace place(offsets[cell], offsets[cell + 1], position);
+        keys[place.next_key] = pair_key(code, (pair + 1) % kPairs);
+        keys[place.last_key] = pair_key(code, (pair + 2) % kPairs);
         items[position] = static_cast<Item>(item);
     }
     std::fill(keys.begin() + static_cast<std::ptrdiff_t>(2 * num_items), keys.end(),

@@ -260,56 +260,69 @@ class Recommender:
         *,
         encoder: EncoderKind = "auto",
         threads: int = 1,
-        verify: bool = False,
+        verify: bool = True,
     ) -> Recommender:
         """Memory-map a saved recommender; `verify` compares every byte with its checksum first.
 
-        The encoder runs with ONNX Runtime, on so many threads, or with torch; `auto` prefers the
-        former.
+        What stands in the arrays is checked in any case, as if a stranger had made them; only the
+        encoder's graph is for ONNX Runtime to judge. The encoder runs with that, on so many
+        threads, or with torch; `auto` prefers the former.
         """
         if encoder not in get_args(EncoderKind):
             expected = ", ".join(get_args(EncoderKind))
             raise InputError(f"encoder is {encoder!r}, expected one of {expected}")
+        checked_threads(threads)
         saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=3, verify=verify)
         try:
             if saved.version == 3:
                 saved = _from_version_3(saved)
-            own, arrays = saved.settings, saved.arrays
             index = Index.from_parts(saved.part("index", str(folder)), str(folder))
-            item_ids = ids_from_arrays(arrays, "item_ids")
-            if item_ids is None:
-                raise KeyError("item_ids")
-            weights = _with_prefix(arrays, "weights_")
-            onnx = arrays["encoder_onnx"].tobytes()
-            popularity = arrays["popularity"]
-            model_settings = Settings.from_json({part: own[part] for part in ("model", "training")})
-        except InputError as error:
-            raise StorageError(f"{folder}: {error}") from None
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
-            successors = activity = None
-            if model_settings.model.transitions:
-                successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
-            if model_settings.model.knows_activity:
-                activity = Activity.from_array(arrays["activity"], index.num_items)
-            check_heads(weights, model_settings.model)
-            chosen = _encoder(encoder, index, model_settings, weights, onnx, threads)
-            return cls(
-                index,
-                chosen,
-                item_ids,
-                popularity,
-                own,
-                weights,
-                lambda: onnx,
-                successors,
-                activity,
-            )
+            return cls._from_saved(saved, index, encoder, threads)
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
-        except StorageError as error:
+        except (InputError, StorageError) as error:
             raise StorageError(f"{folder}: {error}") from None
+
+    @classmethod
+    def _from_saved(
+        cls, saved: Saved, index: Index, encoder: EncoderKind, threads: int
+    ) -> Recommender:
+        """Put together what a folder has; refuse what does not fit the index, or one another."""
+        own, arrays = saved.settings, saved.arrays
+        item_ids = ids_from_arrays(arrays, "item_ids")
+        if item_ids is None:
+            raise KeyError("item_ids")
+        if len(item_ids) != index.num_items:
+            raise StorageError(f"{len(item_ids)} item_ids, the index has {index.num_items} items")
+        popularity = arrays["popularity"]
+        if popularity.dtype != np.int64 or popularity.shape != (index.num_items,):
+            given = f"{popularity.dtype}{list(popularity.shape)}"
+            raise StorageError(f"popularity is {given}, expected int64[{index.num_items}]")
+        if popularity.min(initial=0) < 0:
+            raise StorageError(f"popularity is {popularity.min()} somewhere, expected 0 or more")
+        settings = Settings.from_json({part: own[part] for part in ("model", "training")})
+        weights = _with_prefix(arrays, "weights_")
+        check_heads(weights, settings.model)
+        for name, array in weights.items():
+            if array.dtype != np.float32 or not np.isfinite(array).all():
+                raise StorageError(f"weights_{name} is not all finite numbers in float32")
+        onnx = arrays["encoder_onnx"].tobytes()
+        successors = activity = None
+        if settings.model.transitions:
+            successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
+        if settings.model.knows_activity:
+            activity = Activity.from_array(arrays["activity"], index.num_items)
+        if index.width != settings.model.width:
+            raise StorageError(
+                f"width is {settings.model.width}, the index has vectors of {index.width}"
+            )
+        chosen = _encoder(encoder, index, settings, weights, onnx, threads)
+        return cls(
+            index, chosen, item_ids, popularity, own, weights, lambda: onnx, successors, activity
+        )
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -346,7 +359,7 @@ class Recommender:
         such as a `ShardedIndex`.
         """
         clock = _Clock()
-        k = checked_k(k)
+        k = checked_k(k, self.index.num_items)
         chosen = find_method(method)
         checked_threads(threads)
         if deadline is not None:

@@ -12,10 +12,14 @@ import ctypes
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +32,14 @@ from recprune.types import VERSION, InputError, Json, StorageError
 
 MANIFEST = "manifest.json"
 _ATTEMPTS = 20  # to load a folder that others keep replacing
+_MOST_READING_THREADS = 8  # more hash no faster: the largest array of an index is a third of it
+_MAGIC = b"\x93NUMPY\x01\x00"  # of an .npy file, version 1.0
+_ALIGNMENT = 16  # bytes: where the numbers of an array may begin, for any type; NumPy's are 64
+_ARRAY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")  # a file inside the folder, and no path
+# How np.save begins a file of numbers: its parser takes any Python literal, and warns of some.
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][biuf][1248])', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Saved:
             article = "an" if kind[0] in "aeiou" else "a"
             raise StorageError(f"{source}: holds a saved {self.kind}, not {article} {kind}")
         known = range(version if oldest is None else oldest, version + 1)
-        if self.version not in known:
+        if type(self.version) is not int or self.version not in known:
             raise StorageError(
                 f"{source}: {kind} format version {self.version}, this recprune reads "
                 + " to ".join(dict.fromkeys([str(known[0]), str(known[-1])]))
@@ -95,8 +107,9 @@ def load_folder(
     """Return what a folder holds, with read-only, memory-mapped arrays.
 
     It must be in this format version, or in one from `oldest` on. `verify=False` skips the arrays'
-    checksums (which read every byte) but still compares each file's size, type and shape with the
-    manifest.
+    checksums (which read every byte, several files at a time) but still compares each file's size,
+    type and shape with the manifest. Checksums tell damage, not intent: what stands in the arrays
+    is for each kind to check.
     """
     source = Path(folder)
     for attempt in range(_ATTEMPTS):
@@ -108,7 +121,8 @@ def load_folder(
             claimed = Saved(manifest["kind"], manifest["version"], {}, {})
             claimed.check(kind=kind, version=version, oldest=oldest, source=str(source))
             _check_manifest(source, manifest)
-            return _read_part(source, opened, manifest, "", verify)
+            entries = _array_entries(source, manifest, "")
+            return _part(manifest, "", _read_arrays(source, opened, entries, verify))
         except _VanishedError as error:
             # A save has swapped our folder out and removed it: begin again with the new one.
             if attempt == _ATTEMPTS - 1 or _is_same_folder(source, opened):
@@ -139,7 +153,15 @@ def _open_folder(source: Path, kind: str) -> int:
 
 
 def _open_inside(opened: int, name: str) -> Any:
-    return open(name, "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=opened))
+    def open_file(path: str, flags: int) -> int:
+        # Without waiting for the other end of a pipe, which is then refused.
+        descriptor = os.open(path, flags | os.O_NONBLOCK, dir_fd=opened)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        return descriptor
+
+    return open(name, "rb", opener=open_file)
 
 
 def saved_kind(folder: str | Path) -> str | None:
@@ -197,6 +219,7 @@ def _read_manifest(source: Path, opened: int, kind: str) -> Json:
     try:
         manifest: Json = json.loads(text)
         _ = manifest["kind"], manifest["version"], manifest["sha256"]
+        _ = json_checksum(manifest)  # of half a character, for one, there is none
     except (ValueError, KeyError, TypeError, RecursionError):
         raise StorageError(f"{path}: not a recprune manifest, or a truncated one") from None
     return manifest
@@ -229,26 +252,62 @@ def _write_part(folder: Path, saved: Saved, prefix: str) -> Json:
     return entry
 
 
-def _read_part(source: Path, opened: int, entry: Json, prefix: str, verify: bool) -> Saved:
-    try:
-        kind, version, settings = entry["kind"], entry["version"], entry["settings"]
-        arrays, parts = dict(entry["arrays"]), dict(entry.get("parts", {}))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        what = f"part {prefix[:-1]!r}" if prefix else "manifest"
-        raise StorageError(f"{source / MANIFEST}: an incomplete {what}") from None
+def _array_entries(source: Path, entry: Json, prefix: str) -> dict[str, Json]:
+    """Return the entries of all arrays of a part and of its own parts, by the names of files."""
+    what = f"part {prefix[:-1]!r}" if prefix else "manifest"
+    incomplete = StorageError(f"{source / MANIFEST}: an incomplete {what}")
+    if not isinstance(entry, dict) or not entry.keys() >= {"kind", "version", "settings", "arrays"}:
+        raise incomplete
+    arrays, parts = entry["arrays"], entry.get("parts", {})
+    if any(not isinstance(part, dict) for part in (entry["settings"], arrays, parts)):
+        raise incomplete
+    for name in (*arrays, *parts):
+        if not _ARRAY_NAME.fullmatch(name):
+            raise StorageError(f"{source / MANIFEST}: {name!r} is no name of an array or a part")
+    entries = {f"{prefix}{name}": array for name, array in arrays.items()}
+    for name, array in entries.items():
+        if not isinstance(array, dict) or not array.keys() >= {"dtype", "shape", "bytes", "sha256"}:
+            raise StorageError(f"{source / MANIFEST}: an incomplete array {name!r}")
+    for name, part in parts.items():
+        entries |= _array_entries(source, part, f"{prefix}{name}_")
+    return entries
+
+
+def _part(entry: Json, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Saved:
     return Saved(
-        kind,
-        version,
-        settings,
+        entry["kind"],
+        entry["version"],
+        entry["settings"],
+        {name: arrays[f"{prefix}{name}"] for name in entry["arrays"]},
         {
-            name: _read_array(source, opened, f"{prefix}{name}", array, verify)
-            for name, array in arrays.items()
-        },
-        {
-            name: _read_part(source, opened, part, f"{prefix}{name}_", verify)
-            for name, part in parts.items()
+            name: _part(part, f"{prefix}{name}_", arrays)
+            for name, part in entry.get("parts", {}).items()
         },
     )
+
+
+def reading_threads() -> int:
+    """Return on how many threads a folder is compared with its checksums, and looked through."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(available or 1, _MOST_READING_THREADS)
+
+
+def _read_arrays(
+    source: Path, opened: int, entries: Mapping[str, Json], verify: bool
+) -> dict[str, NDArray[Any]]:
+    def read(name: str) -> NDArray[Any]:
+        return _read_array(source, opened, name, entries[name], verify)
+
+    if not verify:
+        return {name: read(name) for name in entries}
+    # The largest first: the others fit beside it.
+    order = sorted(entries, key=lambda name: -_bytes_of(entries[name]))
+    with ThreadPoolExecutor(reading_threads()) as pool:
+        return dict(zip(order, pool.map(read, order), strict=True))
+
+
+def _bytes_of(entry: Json) -> int:
+    return entry["bytes"] if isinstance(entry["bytes"], int) else 0
 
 
 def _read_array(source: Path, opened: int, name: str, entry: Json, verify: bool) -> NDArray[Any]:
@@ -261,29 +320,33 @@ def _read_array(source: Path, opened: int, name: str, entry: Json, verify: bool)
             if verify and hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                 raise StorageError(f"{path}: checksum does not match: changed or damaged")
             file.seek(0)
-            array = _map_array(file)
+            return _map_array(file, size, path, entry)
     except FileNotFoundError:
         raise _VanishedError(f"{path}: missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from None
-    if array.dtype.str != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise StorageError(
-            f"{path}: holds {array.dtype.str}{list(array.shape)}, "
-            f"expected {entry['dtype']}{entry['shape']}"
-        )
-    return array
 
 
-def _map_array(file: Any) -> NDArray[Any]:
+def _map_array(file: Any, size: int, path: Path, entry: Json) -> NDArray[Any]:
     """Memory-map the array of an open .npy file; `np.load` would open it a second time."""
-    if np.lib.format.read_magic(file) != (1, 0):
+    start = file.read(len(_MAGIC) + 2)
+    length = int.from_bytes(start[len(_MAGIC) :], "little")
+    header = _HEADER.fullmatch(file.read(length))
+    begin = len(start) + length
+    if not start.startswith(_MAGIC) or header is None or begin % _ALIGNMENT:
         raise ValueError("not an array that recprune wrote")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.hasobject or fortran_order:
-        raise ValueError("not an array that recprune wrote")
+    dtype = np.dtype(header[1].decode())
+    shape = tuple(int(size) for size in header[2].replace(b",", b" ").split())
+    if dtype.str != entry["dtype"] or list(shape) != entry["shape"]:
+        raise StorageError(
+            f"{path}: holds {dtype.str}{list(shape)}, expected {entry['dtype']}{entry['shape']}"
+        )
+    # Before it is mapped: reading what a file does not have would end the process.
+    if begin + math.prod(shape) * dtype.itemsize != size:
+        raise StorageError(f"{path}: {size} bytes, too few or too many for {list(shape)}")
     if 0 in shape:  # a memory map of nothing is refused by the system
         return np.empty(shape, dtype)
-    return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
+    return np.memmap(file, dtype, mode="r", offset=begin, shape=shape)
 
 
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recprune import IntegerIds, StringIds
-from recprune.data.identifiers import ids_from_arrays, number_ids
+from recprune import InputError, IntegerIds, StorageError, StringIds
+from recprune.data.identifiers import coerce_ids, find_rows, ids_from_arrays, number_ids
 
 INTEGERS = st.one_of(
     st.integers(-5, 20),  # close together: numbered by table
@@ -95,3 +97,66 @@ def test_negative_internal_ids_are_refused() -> None:
 
 def test_nothing_saved_is_nothing_loaded() -> None:
     assert ids_from_arrays({}, "x") is None
+
+
+# Bytes in every place where eight of them meet the next eight, and ids that begin like others.
+CLOSE = st.lists(st.sampled_from(["a", "b", "\0", "é", "\x7f", "abcdefgh"]), max_size=6).map(
+    "".join
+)
+
+
+@given(st.sets(CLOSE, max_size=60), st.lists(CLOSE | st.none() | st.just(7), max_size=40))
+def test_by_the_hundred_strings_are_found_as_each_is(known: set[str], others: list[object]) -> None:
+    ids, _ = number_ids(pl.Series(sorted(known), dtype=pl.String))
+    external = {ids[place]: place for place in range(len(ids))}
+    wanted = [*known, *others, *(["zzz", 5, None] * 100)]
+    expected = [external.get(value, -1) if isinstance(value, str) else -1 for value in wanted]
+    assert ids.find_all(wanted).tolist() == expected
+
+
+def test_rows_are_found_as_integer_ids_are() -> None:
+    given = [0, 4, 5, -1, 2**63, "1", True, None, np.int64(2), 1.0]
+    numbers = IntegerIds(np.arange(5))
+    assert find_rows(5, given).tolist() == numbers.find_all(given).tolist()
+    assert find_rows(5, [3, 0, 9]).tolist() == [3, 0, -1]
+    assert find_rows(5, []).tolist() == []
+
+
+def test_endless_integers_are_refused_and_not_written_out() -> None:
+    strings, _ = number_ids(pl.Series(["a", "b"]))
+    for ids in (IntegerIds(np.array([1, 7])), strings):
+        for endless in (10**4000, -(10**5000)):
+            with pytest.raises(InputError, match="an integer of more than 40 digits"):
+                ids.find_all([1, endless])
+            with pytest.raises(InputError, match="an integer of more than 40 digits"):
+                ids.find_all(coerce_ids(ids, [endless]))
+        assert ids.find_all([10**39]).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x_numbers": np.array([1, 3, 3])}, r"x_numbers\[2\] is 3, expected more"),
+        ({"x_numbers": np.array([1, 3, 2])}, r"x_numbers\[2\] is 2, expected more"),
+        ({"x_numbers": np.array([1.0])}, r"x_numbers is float64\[1\], expected int64"),
+        ({"x_numbers": np.array([[1]])}, r"x_numbers is int64\[1, 1\]"),
+        ({"x_offsets": np.array([0, 1, 2]), "x_pool": b"ba"}, "id 1 is 'a', out of order"),
+        ({"x_offsets": np.array([0, 1, 2]), "x_pool": b"aa"}, "id 1 is 'a', out of order or rep"),
+        ({"x_offsets": np.array([0, 9, 18]), "x_pool": b"abcdefghjabcdefghi"}, "out of order"),
+        ({"x_offsets": np.array([0, 5, 2]), "x_pool": b"ab"}, r"x_offsets\[2\] is 2, expected no l"),
+        ({"x_offsets": np.array([0, 1]), "x_pool": b"ab"}, "does not go from 0 to 2"),
+        ({"x_offsets": np.array([1, 2]), "x_pool": b"ab"}, "does not go from 0 to 2"),
+        ({"x_offsets": np.array([], np.int64), "x_pool": b""}, "does not go from 0 to 0"),
+        ({"x_offsets": np.array([0, 1], np.int32), "x_pool": b"a"}, "x_offsets is int32"),
+        ({"x_offsets": np.array([0, 1]), "x_pool": b"\xff"}, "x_pool is not text in UTF-8"),
+        ({"x_offsets": np.array([0, 1]), "x_pool": b"\xc3"}, "x_pool is not text in UTF-8"),
+        ({"x_offsets": np.array([0, 1, 2]), "x_pool": "é".encode()}, "begins inside a character"),
+    ],
+)  # fmt: skip
+def test_ids_that_no_lookup_could_rely_on_are_refused(arrays: dict[str, Any], message: str) -> None:
+    given = {
+        name: np.frombuffer(array, np.uint8) if isinstance(array, bytes) else array
+        for name, array in arrays.items()
+    }
+    with pytest.raises(StorageError, match=message):
+        ids_from_arrays(given, "x")

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from scipy.sparse import csr_array
 from recprune import (
     Codebook,
     InputError,
+    IntegerIds,
     Interactions,
     StorageError,
     assign_pq,
@@ -24,6 +27,7 @@ from recprune import (
     temporal_holdout,
 )
 from recprune.preparation.codebook import _item_components, _quantile_bins
+from recprune.storage import load_folder, save_folder
 from recprune.types import no_progress
 from tests.conftest import log_of
 
@@ -314,3 +318,29 @@ def test_codes_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         Codebook(codes, num_sub_items)
+
+
+@pytest.mark.parametrize(
+    ("settings", "codes", "message"),
+    [
+        ({"num_sub_items": 3}, None, "codes.* expected less than 3"),
+        ({"num_sub_items": "9"}, None, "num_sub_items is '9'"),
+        ({"num_sub_items": True}, None, "num_sub_items is True"),
+        ({}, np.zeros((3, 2), np.uint16), "codes is uint16"),
+        ({}, np.zeros((3, 2), np.uint8), "50 item ids for 3 codes"),
+        ({}, np.zeros(3, np.uint8), "num_splits is 0"),
+    ],
+)
+def test_a_saved_codebook_is_checked_and_named(
+    tmp_path: Path, settings: dict[str, Any], codes: Any, message: str
+) -> None:
+    ids = IntegerIds(np.arange(50))
+    assign_random(50, num_splits=2, num_sub_items=9, item_ids=ids).save(tmp_path / "mine")
+    saved = load_folder(tmp_path / "mine", kind="codebook", version=1)
+    arrays = {name: np.array(array) for name, array in saved.arrays.items()}
+    if codes is not None:
+        arrays["codes"] = codes
+    changed = replace(saved, arrays=arrays, settings={**saved.settings, **settings})
+    save_folder(tmp_path / "mine", changed)
+    with pytest.raises(StorageError, match=f"mine: .*{message}"):
+        Codebook.load(tmp_path / "mine")

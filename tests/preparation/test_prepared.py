@@ -238,6 +238,48 @@ def test_a_folder_that_lacks_an_array_is_refused(tmp_path: Path, missing: str) -
         Prepared.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "value", "message"),
+    [
+        ("offsets", 0, 1, "offsets does not ascend from 0"),
+        ("offsets", 3, 10**6, "offsets does not ascend"),
+        ("offsets", -1, 2, "offsets does not ascend"),
+        ("items", 7, 20, r"items\[7\] is 20, expected 0 to 19"),
+        ("items", 7, -1, r"items\[7\] is -1, expected 0 to 19"),
+        ("train_ends", 2, 0, "train_ends has one that is outside its history"),
+        ("train_ends", 2, 10**6, "train_ends has one that is outside its history"),
+        ("times", 3, 0, "times has a history that does not ascend"),
+        ("codes", (3, 1), 16, r"codes\[3, 1\] is 16, expected less than 16"),
+        ("validation_users", 0, 40, r"validation_users\[0\] is 40, expected 0 to 39"),
+        ("validation_starts", 1, 0, "validation_starts has one that is not the start"),
+        ("test_ends", 1, 10**9, "test_ends has one that is outside its history"),
+        ("test_ends", 1, 16, "test_ends has one that is part of training"),
+        ("test_items", 1, 3, "test_items has one that is not the item at its place"),
+        ("user_ids_numbers", 1, 0, r"user_ids_numbers\[1\] is 0, expected more"),
+        ("item_ids_numbers", 1, 5, r"item_ids_numbers\[2\] is 2, expected more"),
+        ("offsets", None, slice(0, -1), r"offsets is int64\[40\], expected int64\[41\]"),
+        ("items", None, slice(0, -1), "times is int64"),
+        ("codes", None, slice(0, -1), "codes has 19 items, item_ids has 20"),
+        ("test_users", None, slice(0, -1), r"test_items is int32\[40\], expected int32\[39\]"),
+    ],
+)
+def test_what_training_would_look_up_in_vain_is_refused(
+    tmp_path: Path, name: str, place: Any, value: Any, message: str
+) -> None:
+    folder = tmp_path / "prepared"
+    dated(cycle()).save(folder)
+    saved = load_folder(folder, kind=KIND, version=2)
+    arrays = {key: np.array(array) for key, array in saved.arrays.items()}
+    if place is None:
+        arrays[name] = arrays[name][value]
+    else:
+        assert arrays[name][place] != value
+        arrays[name][place] = value
+    save_folder(folder, replace(saved, arrays=arrays))
+    with pytest.raises(StorageError, match=f"prepared: .*{message}"):
+        Prepared.load(folder)
+
+
 def test_a_folder_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     cycle().save(tmp_path / "prepared")
     (tmp_path / "prepared" / "train_ends.npy").unlink()

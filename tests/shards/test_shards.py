@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
-from recprune.storage import MANIFEST, Saved, load_folder, save_folder
+from recprune.storage import MANIFEST, Saved, json_checksum, load_folder, save_folder
 from recprune.types import Float32Array
 from tests.search.test_search import Case, cases, methods_for, some_boosts
 
@@ -357,9 +358,9 @@ def test_a_folder_of_version_1_is_still_read(
     opened = read_folder(folder)
     assert np.array_equal(opened.vectors.sub_item_embeddings(), embeddings)
     for shard in opened.shards:
-        assert load_shard(shard_folder(folder, shard.number), shard.manifest_sha256).num_items
+        assert load_shard(shard_folder(folder, shard.number), shard).num_items
     with pytest.raises(StorageError, match="holds another index"):
-        load_shard(shard_folder(folder, 0), opened.shards[1].manifest_sha256)
+        load_shard(shard_folder(folder, 0), opened.shards[1])
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -374,7 +375,7 @@ def test_a_sharded_folder_has_ordinary_indexes(model: Any, tmp_path: Path) -> No
     assert saved.num_items == 1_000
     assert np.array_equal(saved.vectors.sub_item_embeddings(), embeddings)
     for shard in saved.shards:
-        index = load_shard(shard_folder(folder, shard.number), shard.manifest_sha256)
+        index = load_shard(shard_folder(folder, shard.number), shard)
         items = slice(shard.first, shard.stop)
         assert np.array_equal(index.item_codes(), codes[items])
         assert shard.highest_bias == bias[items].max()
@@ -410,9 +411,9 @@ def test_what_is_finished_is_not_built_again(model: Any, tmp_path: Path) -> None
     path.write_bytes(damaged)
     shard = read_folder(folder).shards[2]
     with pytest.raises(StorageError, match="changed or damaged"):
-        load_shard(path.parent, shard.manifest_sha256, verify=True)
+        load_shard(path.parent, shard)
     write_shards(codes, embeddings, folder, 4)
-    load_shard(path.parent, shard.manifest_sha256, verify=True)
+    load_shard(path.parent, shard)
     after = stamps(folder)
 
     changed = codes.copy()
@@ -518,7 +519,7 @@ def test_a_foreign_shard_is_refused(model: Any, tmp_path: Path) -> None:
     codes, embeddings, _ = model
     write_shards(codes, embeddings, tmp_path / "sharded", 2)
     place = shard_folder(tmp_path / "sharded", 0)
-    expected = read_folder(tmp_path / "sharded").shards[0].manifest_sha256
+    expected = read_folder(tmp_path / "sharded").shards[0]
     Index.build(codes[:512] ^ np.uint8(1), embeddings).save(place)
     with pytest.raises(StorageError, match="holds another index than the one that belongs here"):
         load_shard(place, expected)
@@ -533,6 +534,52 @@ def test_a_damaged_manifest_is_refused(model: Any, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="the manifest was changed or damaged"):
         read_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (0, "first", 64), (1, "first", 500), (0, "num_items", 511), (1, "number", 0),
+        (0, "num_items", -1), (0, "num_items", "512"), (1, "highest_bias", float("inf")),
+        (1, "largest_bias", None), (0, "manifest_sha256", 5),
+    ],
+)  # fmt: skip
+def test_shards_that_are_no_ranges_of_all_items_are_refused(
+    model: Any, tmp_path: Path, place: int, name: str, value: Any
+) -> None:
+    codes, embeddings, bias = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 2, item_bias=bias)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest["settings"]["shards"][place][name] = value
+    manifest["sha256"] = json_checksum(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="sharded: (shard|num_items)"):
+        read_folder(folder)
+
+
+def test_a_shard_with_other_items_or_biases_than_the_whole_says_is_refused(
+    model: Any, tmp_path: Path
+) -> None:
+    codes, embeddings, bias = model
+    folder = tmp_path / "sharded"
+    write_shards(codes, embeddings, folder, 2, item_bias=bias)
+    shard = read_folder(folder).shards[1]
+    for wrong in (replace(shard, num_items=1), replace(shard, largest_bias=0.0)):
+        with pytest.raises(StorageError, match="other items or biases than the sharded index says"):
+            load_shard(shard_folder(folder, 1), wrong)
+
+
+def test_more_is_wanted_than_a_shard_has(model: Any) -> None:
+    """Of all items, which is less than a shard alone would refuse."""
+    codes, embeddings, _ = model
+    index = Index.build(codes[:100], embeddings)
+    query = np.ones((1, index.width), np.float32)
+    settings = [False, 10**8, method_to_json(METHODS["auto"]), 1]
+    _, (ids, _, records) = unpack(answer(index, pack(settings, [query, *[None] * 7])))
+    assert ids.shape == (1, 100)
+    assert records.view(RECORD)["threshold"].item() == -np.inf, "none of them is the k-th"
 
 
 # The command -------------------------------------------------------------------------------------
@@ -554,7 +601,7 @@ def test_sharding_by_command(
     shown = capsys.readouterr().out
     assert "items            1000" in shown
     for number, shard in enumerate(read_folder(again).shards):
-        compact = load_shard(shard_folder(again, number), shard.manifest_sha256)
+        compact = load_shard(shard_folder(again, number), shard)
         assert compact.describe()["layout"] == "compact", "as the index was"
         full = Index.load(shard_folder(out, number))
         assert full.describe()["layout"] == "full"

@@ -1,4 +1,7 @@
-"""Run the tests of the native core against a build with sanitizers: `make sanitize`."""
+"""Run the tests of the native core against a build with sanitizers: `make sanitize`.
+
+After the build's folder, other tests may be given.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +18,5 @@ if __name__ == "__main__":
     import recprune
 
     assert sys.argv[1] in recprune.__file__
-    tests = ["tests/test_native.py", "tests/search/test_search.py"]
-    sys.exit(pytest.main([*tests, "-q", "-p", "no:cacheprovider"]))
+    tests = ["tests/test_native.py", "tests/search", "tests/test_strangers.py"]
+    sys.exit(pytest.main([*(sys.argv[2:] or tests), "-q", "-p", "no:cacheprovider"]))

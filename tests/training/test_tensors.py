@@ -222,6 +222,26 @@ def test_a_header_that_is_something_else_is_refused(tmp_path: Path, header: byte
         load_tensors(path)
 
 
+def test_arrays_that_share_bytes_are_refused(whole: Path) -> None:
+    """Or a few bytes could stand for any number of arrays."""
+    header, data = header_of(whole), data_of(whole)
+    header["again"] = header["weight"]
+    write_with_header(whole, header, data)
+    with pytest.raises(StorageError, match="some.safetensors: damaged: arrays overlap"):
+        load_tensors(whole)
+    del header["again"]
+    write_with_header(whole, header, data + b"more")
+    with pytest.raises(StorageError, match="some.safetensors: damaged: arrays end after"):
+        load_tensors(whole)
+
+
+def test_metadata_that_is_no_text_is_refused(whole: Path) -> None:
+    for metadata in ({"a": 1}, [1], 5, "text"):
+        write_with_header(whole, header_of(whole) | {"__metadata__": metadata}, data_of(whole))
+        with pytest.raises(StorageError, match="some.safetensors: damaged"):
+            load_tensors(whole)
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nothing.safetensors: no such file"):
         load_tensors(tmp_path / "nothing.safetensors")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from recprune.data.identifiers import IntegerIds
 from recprune.recommender import KIND, Recommender
-from recprune.search.checks import MAX_ITEMS, checked_count
+from recprune.search.checks import MAX_ITEMS, checked_count, checked_k
 from recprune.storage import read_manifest
 from recprune.types import InputError, Json, Progress, needs_extra, no_progress
 
@@ -139,6 +139,7 @@ def make_plan(
     """
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
+    checked_k(settings.k, loaded.index.num_items)
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None

@@ -68,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shard.set_defaults(action_run=_shard)
     info = actions.add_parser("info", help="say what a saved index holds and costs")
     info.add_argument("index", metavar="FOLDER")
-    info.add_argument("--verify", action="store_true", help="compare every byte with its checksum")
+    info.add_argument(
+        "--verify", action="store_true", help="compare every byte with its checksum, of shards too"
+    )
     info.set_defaults(action_run=_info)
 
 
@@ -127,7 +129,7 @@ def _info(parsed: argparse.Namespace) -> None:
         sharded = read_folder(parsed.index)
         for shard in sharded.shards if parsed.verify else ():
             place = shard_folder(sharded.path, shard.number)
-            load_shard(place, shard.manifest_sha256, verify=True)
+            load_shard(place, shard)
         _print_lines(sharded.describe())
         return
     _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())

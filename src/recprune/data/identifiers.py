@@ -7,15 +7,23 @@ found by binary search without a hash table.
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.types import InputError, Int32Array, Int64Array, frozen, needs_extra
+from recprune.types import (
+    InputError,
+    Int32Array,
+    Int64Array,
+    StorageError,
+    frozen,
+    needs_extra,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,15 +56,15 @@ class IntegerIds:
 
     def find_all(self, external_ids: Sequence[object]) -> Int64Array:
         """Do as `find` does, for many at once, of which each then takes far less time."""
-        found = np.full(len(external_ids), -1, np.int64)
-        places = [place for place, value in enumerate(external_ids) if _is_int64(value)]
-        given = np.array([external_ids[place] for place in places], np.int64)
+        given = _all_int64(external_ids)
+        if given is None:
+            return _where_integers(external_ids, self.find_all)
+        if not len(self):
+            return np.full(len(given), -1, np.int64)
         # Ascending: one search then begins in the cache of the one before it.
         wanted, which = np.unique(given, return_inverse=True)
-        first = np.searchsorted(self.numbers, wanted, "left")
-        end = np.searchsorted(self.numbers, wanted, "right")
-        found[places] = np.where(first < end, first, -1)[which]
-        return found
+        places = np.minimum(np.searchsorted(self.numbers, wanted), len(self) - 1)
+        return np.where(self.numbers[places] == wanted, places, -1)[which]
 
     def take(self, internal_ids: Iterable[int]) -> list[int]:
         """Return the external ids of several internal ones."""
@@ -98,10 +106,15 @@ class StringIds:
     def find_all(self, external_ids: Sequence[object]) -> Int64Array:
         """Do as `find` does, for many at once, of which each then takes far less time."""
         wanted = [_utf8(external_id) for external_id in external_ids]
-        found: dict[bytes | None, int] = {None: -1}
-        distinct = sorted({text for text in wanted if text is not None})
-        self._find_sorted(distinct, 0, len(self), found)
-        return np.array([found[text] for text in wanted], np.int64)
+        if len(wanted) < _FEW:
+            return np.array([self._find_one(text) for text in wanted], np.int64)
+        lengths = np.array([-1 if text is None else len(text) for text in wanted], np.int64)
+        pool = np.frombuffer(b"".join(filter(None, wanted)), np.uint8)
+        starts = np.cumsum(np.maximum(lengths, 0)) - lengths
+        found = np.full(len(wanted), -1, np.int64)
+        strings = np.flatnonzero(lengths >= 0)
+        found[strings] = self._find_texts(_Texts.of(pool, starts[strings], lengths[strings]))
+        return found
 
     def take(self, internal_ids: Iterable[int]) -> list[str]:
         """Return the external ids of several internal ones."""
@@ -118,22 +131,33 @@ class StringIds:
         """Return the arrays that `ids_from_arrays` reads back."""
         return {f"{prefix}_offsets": self.offsets, f"{prefix}_pool": self.pool}
 
-    def _find_sorted(
-        self, wanted: list[bytes], first: int, end: int, found: dict[bytes | None, int]
-    ) -> None:
-        """Add to `found` the positions of ids that all belong between `first` and `end`.
-
-        The position of the middle one bounds those of the others.
-        """
-        if not wanted:
-            return
-        middle = len(wanted) // 2
-        text = wanted[middle]
-        position = bisect_left(range(len(self)), text, first, end, key=self._bytes)
+    def _find_one(self, text: bytes | None) -> int:
+        if text is None:
+            return -1
+        position = bisect_left(range(len(self)), text, key=self._bytes)
         is_there = position < len(self) and self._bytes(position) == text
-        found[text] = position if is_there else -1
-        self._find_sorted(wanted[:middle], first, position, found)
-        self._find_sorted(wanted[middle + 1 :], position, end, found)
+        return position if is_there else -1
+
+    def _find_texts(self, wanted: _Texts) -> Int64Array:
+        """Return the positions of texts, −1 where there is none: all binary searches in step."""
+        first = np.zeros(len(wanted.starts), np.int64)
+        end = np.full(len(first), len(self), np.int64)
+        searching = np.arange(len(first) if len(self) else 0)
+        while len(searching):
+            middle = (first[searching] + end[searching]) // 2
+            is_less = _order(self._texts(middle), wanted.take(searching)) < 0
+            first[searching[is_less]] = middle[is_less] + 1
+            end[searching[~is_less]] = middle[~is_less]
+            searching = searching[first[searching] < end[searching]]
+        inside = np.flatnonzero(first < len(self))
+        same = _order(self._texts(first[inside]), wanted.take(inside)) == 0
+        found = np.full(len(first), -1, np.int64)
+        found[inside[same]] = first[inside[same]]
+        return found
+
+    def _texts(self, positions: Int64Array) -> _Texts:
+        starts = self.offsets[positions]
+        return _Texts.of(self.pool, starts, self.offsets[positions + 1] - starts)
 
     def _bytes(self, position: int) -> bytes:
         return self.pool[self.offsets[position] : self.offsets[position + 1]].tobytes()
@@ -141,13 +165,99 @@ class StringIds:
 
 ExternalIds: TypeAlias = IntegerIds | StringIds
 
+
+class _Texts(NamedTuple):
+    """Some texts in one pool of bytes; text k has so many of them from `starts[k]` on."""
+
+    words: NDArray[Any]  # of eight bytes, of which one begins at every byte of the pool
+    starts: Int64Array
+    lengths: Int64Array
+
+    @classmethod
+    def of(cls, pool: NDArray[np.uint8], starts: Int64Array, lengths: Int64Array) -> _Texts:
+        if len(pool) < _WORD:
+            pool = np.pad(pool, (0, _WORD - len(pool)))
+        words: NDArray[Any] = np.ndarray(
+            len(pool) - _WORD + 1, np.dtype(">u8"), np.ascontiguousarray(pool), strides=(1,)
+        )
+        return cls(words, starts, lengths)
+
+    def take(self, places: Int64Array) -> _Texts:
+        return self._replace(starts=self.starts[places], lengths=self.lengths[places])
+
+    def word(self, number: int) -> NDArray[np.uint64]:
+        """Return eight bytes of every text as a number; zeros stand for what is beyond its end."""
+        begins = self.starts + _WORD * number
+        read = np.minimum(begins, len(self.words) - 1)  # the pool may end inside a word
+        count = np.clip(self.lengths - _WORD * number, 0, _WORD)  # bytes that belong to the text
+        found = self.words[read].astype(np.uint64)
+        found <<= (8 * np.minimum(begins - read, _WORD - 1)).astype(np.uint64)
+        beyond = (8 * np.minimum(_WORD - count, _WORD - 1)).astype(np.uint64)
+        return np.where(count > 0, found >> beyond << beyond, np.uint64(0))
+
+
+def _order(first: _Texts, second: _Texts) -> Int64Array:
+    """Return −1, 0 or 1 for each pair of texts: how their bytes compare."""
+    order: Int64Array = np.sign(
+        first.lengths - second.lengths
+    )  # where one is the beginning of the other
+    longest = np.minimum(first.lengths, second.lengths)
+    equal = np.arange(len(order))
+    for number in range(int(longest.max(initial=0)) // _WORD + 1):
+        one, other = first.take(equal).word(number), second.take(equal).word(number)
+        differ = one != other
+        order[equal[differ]] = np.where(one < other, -1, 1)[differ]
+        equal = equal[~differ & (_WORD * (number + 1) <= longest[equal])]
+    return order
+
+
 _INTEGERS = (int, np.integer)
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
-_MOST_DIGITS = 40  # of an id given as text: more than any int64 has
+MOST_DIGITS = 40  # of an integer id, or of one given as text: more than any int64 has
+_BEYOND = 10**MOST_DIGITS
+_WORD = 8  # bytes of texts that are compared at once
+_FEW = 256  # strings that are found faster one by one than in step
+_AT_ONCE = 1 << 18  # strings that are compared together: some tens of megabytes
+
+
+def _all_int64(values: Sequence[object]) -> Int64Array | None:
+    """Return integer ids as an array; None if anything else is among them."""
+    if not {int}.issuperset(map(type, values)):
+        return None
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return None
+
+
+def _where_integers(
+    values: Sequence[object], find_all: Callable[[Sequence[object]], Int64Array]
+) -> Int64Array:
+    """Look up those of some values that can be integer ids; the others are not found."""
+    found = np.full(len(values), -1, np.int64)
+    places = [place for place, value in enumerate(values) if _is_int64(value)]
+    if places:
+        found[places] = find_all([int(values[place]) for place in places])  # type: ignore[call-overload]
+    return found
+
+
+def find_rows(count: int, external_ids: Sequence[object]) -> Int64Array:
+    """Do as `IntegerIds.find_all` does, for ids that are the numbers from 0 to below `count`."""
+    rows = _all_int64(external_ids)
+    if rows is None:
+        return _where_integers(external_ids, lambda integers: find_rows(count, integers))
+    return np.where((rows >= 0) & (rows < count), rows, -1)
+
+
+def _refuse_long(value: object) -> None:
+    """Refuse an integer that would take long to write down, in a message or as a string id."""
+    if isinstance(value, int) and not -_BEYOND < value < _BEYOND:
+        raise InputError(f"an id is an integer of more than {MOST_DIGITS} digits")
 
 
 def _is_int64(value: object) -> TypeGuard[int]:
     """Say whether a value can be an integer id; True and False cannot."""
+    _refuse_long(value)
     return (
         isinstance(value, _INTEGERS)
         and not isinstance(value, bool)
@@ -158,6 +268,7 @@ def _is_int64(value: object) -> TypeGuard[int]:
 def _utf8(value: object) -> bytes | None:
     """Return the bytes of what can be a string id, None for anything else."""
     if not isinstance(value, str):
+        _refuse_long(value)
         return None
     try:
         return value.encode()
@@ -171,9 +282,16 @@ def coerce_ids(ids: object, given: Iterable[object]) -> list[Any]:
     Where those are integers, "17" and 17.0 are 17; where they are strings, 17 is "17". What cannot
     be converted stays as it is, and will not be found.
     """
-    if isinstance(ids, StringIds):
-        return [str(value) for value in given]
-    return [_as_integer(value) for value in given]
+    values = list(given)
+    are_strings = isinstance(ids, StringIds)
+    if {str if are_strings else int}.issuperset(map(type, values)):  # as nearly always
+        return values
+    return [_as_string(value) if are_strings else _as_integer(value) for value in values]
+
+
+def _as_string(value: object) -> str:
+    _refuse_long(value)
+    return str(value)
 
 
 def _as_integer(value: object) -> object:
@@ -183,17 +301,65 @@ def _as_integer(value: object) -> object:
         return value
     digits = value[1:] if value.startswith(("-", "+")) else value
     # Not by int() alone: it takes "1_0" and "٥" for numbers, and minutes for a million digits.
-    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS
     return int(value) if is_number else value
 
 
 def ids_from_arrays(arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:
-    """Return the ids whose `to_arrays(prefix)` is among `arrays`; None where there are none."""
+    """Return the ids whose `to_arrays(prefix)` is among `arrays`; None where there are none.
+
+    They are checked as if a stranger had made them: lookups rely on ids that ascend.
+    """
+    ids: ExternalIds
     if f"{prefix}_numbers" in arrays:
-        return IntegerIds(arrays[f"{prefix}_numbers"])
+        ids = IntegerIds(arrays[f"{prefix}_numbers"])
+        _check_form(ids.numbers, f"{prefix}_numbers", np.dtype(np.int64))
+        _check_ascends(ids.numbers, f"{prefix}_numbers", strictly=True)
+        return ids
     if f"{prefix}_offsets" in arrays:
-        return StringIds(arrays[f"{prefix}_offsets"], arrays[f"{prefix}_pool"])
+        ids = StringIds(arrays[f"{prefix}_offsets"], arrays[f"{prefix}_pool"])
+        _check_strings(ids, prefix)
+        return ids
     return None
+
+
+def _check_form(array: NDArray[Any], name: str, dtype: np.dtype[Any]) -> None:
+    if array.dtype != dtype or array.ndim != 1:
+        raise StorageError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}[ids]")
+
+
+def _check_ascends(array: Int64Array, name: str, *, strictly: bool) -> None:
+    wrong = array[1:] <= array[:-1] if strictly else array[1:] < array[:-1]
+    if wrong.any():
+        place = int(wrong.argmax()) + 1
+        expected = "more" if strictly else "no less"
+        raise StorageError(f"{name}[{place}] is {array[place]}, expected {expected} than before it")
+
+
+def _check_strings(ids: StringIds, prefix: str) -> None:
+    offsets, pool = ids.offsets, ids.pool
+    _check_form(offsets, f"{prefix}_offsets", np.dtype(np.int64))
+    _check_form(pool, f"{prefix}_pool", np.dtype(np.uint8))
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(pool):
+        raise StorageError(f"{prefix}_offsets does not go from 0 to {len(pool)}")
+    _check_ascends(offsets, f"{prefix}_offsets", strictly=False)
+    # Text as a whole, and no id begins inside a character: then each of them is text.
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(pool), _AT_ONCE * 8):
+            decoder.decode(pool[start : start + _AT_ONCE * 8].tobytes())
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise StorageError(f"{prefix}_pool is not text in UTF-8") from None
+    starts = offsets[:-1][offsets[:-1] < len(pool)]
+    if ((pool[starts] & 0xC0) == 0x80).any():
+        raise StorageError(f"{prefix}_offsets has an id that begins inside a character")
+    for start in range(0, len(ids) - 1, _AT_ONCE):
+        places = np.arange(start, min(start + _AT_ONCE, len(ids) - 1))
+        wrong = _order(ids._texts(places), ids._texts(places + 1)) >= 0
+        if wrong.any():
+            place = int(places[wrong.argmax()]) + 1
+            raise StorageError(f"{prefix}: id {place} is {ids[place]!r}, out of order or repeated")
 
 
 def _checked(internal_id: int, size: int) -> int:

@@ -139,7 +139,14 @@ class OnnxEncoder:
         }
         if self._reads_times:
             inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, items.shape[1])
-        found: Float32Array = self._session.run(None, inputs)[0]
+        try:
+            found: Float32Array = self._session.run(None, inputs)[0]
+        except Exception as error:  # ONNX Runtime's own have no other base
+            raise StorageError(f"the encoder cannot run: {error}") from None
+        expected = (len(items), self.width)
+        if found.dtype != np.float32 or found.shape != expected:
+            given = f"{found.dtype}{list(found.shape)}"
+            raise StorageError(f"the encoder returns {given}, expected float32{list(expected)}")
         return found
 
     def _check(self) -> None:

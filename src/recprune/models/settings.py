@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -314,6 +314,8 @@ def _settings_from(kind: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def _check_names(kind: type[Any], values: Mapping[str, Any]) -> None:
+    if not isinstance(values, Mapping):
+        raise InputError(f"{kind.__name__} are {values!r:.80}, expected names and values")
     known = [entry.name for entry in fields(kind)]
     for name in values:
         if name not in known:
@@ -347,7 +349,9 @@ def _check_flag(settings: object, name: str) -> None:
 
 def _check_number(settings: object, name: str) -> None:
     value = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Not by isfinite: it cannot look at an integer beyond what a float holds.
+    if not is_number or not abs(value) <= sys.float_info.max:
         raise InputError(f"{name} is {value!r}, expected a number")
 
 

@@ -58,18 +58,7 @@ class Codebook:
     settings: Json = field(default_factory=dict)  # method, seed and what the method reports
 
     def __post_init__(self) -> None:
-        check_size(self.codes.shape[-1] if self.codes.ndim == 2 else 0, self.num_sub_items)
-        if self.codes.dtype != code_dtype(self.num_sub_items):
-            raise InputError(
-                f"codes is {self.codes.dtype}, expected {code_dtype(self.num_sub_items)} "
-                f"for {self.num_sub_items} sub-items"
-            )
-        if self.codes.size and int(self.codes.max()) >= self.num_sub_items:
-            item, split = np.unravel_index(int(self.codes.argmax()), self.codes.shape)
-            raise InputError(
-                f"codes[{item}, {split}] is {self.codes[item, split]}, "
-                f"expected less than {self.num_sub_items}"
-            )
+        check_codes(self.codes, self.num_sub_items)
         if self.item_ids is not None and len(self.item_ids) != self.num_items:
             raise InputError(f"{len(self.item_ids)} item ids for {self.num_items} codes")
         frozen(self.codes)
@@ -116,11 +105,13 @@ class Codebook:
         """Memory-map a saved codebook; `verify` compares every byte with its checksum first."""
         saved = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
         settings, arrays = saved.settings, saved.arrays
-        item_ids = ids_from_arrays(arrays, "item_ids")
         try:
+            item_ids = ids_from_arrays(arrays, "item_ids")
             return cls(arrays["codes"], settings["num_sub_items"], item_ids, settings["assignment"])
         except KeyError as error:
             raise StorageError(f"{folder}: the codebook has no {error.args[0]}") from None
+        except (InputError, StorageError) as error:
+            raise StorageError(f"{folder}: {error}") from None
 
 
 def assign_svd(
@@ -267,8 +258,24 @@ def check_size(num_splits: int, num_sub_items: int) -> None:
     """Refuse numbers of splits and sub-items that no codebook can have."""
     if num_splits < 1:
         raise InputError(f"num_splits is {num_splits}, expected at least 1")
-    if not 1 <= num_sub_items <= MAX_SUB_ITEMS:
-        raise InputError(f"num_sub_items is {num_sub_items}, expected 1 to {MAX_SUB_ITEMS}")
+    is_integer = isinstance(num_sub_items, int | np.integer) and not isinstance(num_sub_items, bool)
+    if not is_integer or not 1 <= num_sub_items <= MAX_SUB_ITEMS:
+        raise InputError(f"num_sub_items is {num_sub_items!r}, expected 1 to {MAX_SUB_ITEMS}")
+
+
+def check_codes(codes: CodeArray, num_sub_items: int) -> None:
+    """Refuse what are not codes, [num_items, num_splits], of so many sub-items."""
+    check_size(codes.shape[-1] if codes.ndim == 2 else 0, num_sub_items)
+    if codes.dtype != code_dtype(num_sub_items):
+        raise InputError(
+            f"codes is {codes.dtype}, expected {code_dtype(num_sub_items)} "
+            f"for {num_sub_items} sub-items"
+        )
+    if codes.size and int(codes.max()) >= num_sub_items:
+        item, split = np.unravel_index(int(codes.argmax()), codes.shape)
+        raise InputError(
+            f"codes[{item}, {split}] is {codes[item, split]}, expected less than {num_sub_items}"
+        )
 
 
 # SVD ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalIds, ids_from_arrays
+from recprune.preparation.codebook import Codebook, check_codes
 from recprune.preparation.cold_items import ColdItems
 from recprune.preparation.holdout import Holdout, Targets
 from recprune.storage import Saved, load_folder, save_folder
@@ -32,7 +33,6 @@ from recprune.types import (
 
 if TYPE_CHECKING:
     from recprune.data.interactions import Interactions
-    from recprune.preparation.codebook import Codebook
 
 KIND = "prepared log"
 _VERSION = 2  # version 1 had no times
@@ -155,15 +155,16 @@ class Prepared:
         saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=1, verify=verify)
         settings, arrays = saved.settings, saved.arrays
         try:
-            targets = {
-                name: Targets(*(arrays[f"{name}_{part}"] for part in _TARGET_PARTS))
-                for name in ("validation", "test")
-            }
             user_ids, item_ids = (
                 ids_from_arrays(arrays, name) for name in ("user_ids", "item_ids")
             )
             if user_ids is None or item_ids is None:
                 raise KeyError("user_ids" if user_ids is None else "item_ids")
+            _check_log(arrays, settings["num_sub_items"], len(user_ids), len(item_ids))
+            targets = {
+                name: Targets(*(arrays[f"{name}_{part}"] for part in _TARGET_PARTS))
+                for name in ("validation", "test")
+            }
             return cls(
                 arrays["offsets"],
                 arrays["items"],
@@ -178,7 +179,7 @@ class Prepared:
                 arrays.get("times"),
                 _cold_items(arrays, len(arrays["codes"])),
             )
-        except InputError as error:
+        except (InputError, StorageError) as error:
             raise StorageError(f"{folder}: {error}") from None
         except KeyError as error:
             raise StorageError(f"{folder}: the prepared log has no {error.args[0]}") from None
@@ -186,6 +187,68 @@ class Prepared:
 
 _TARGET_PARTS = ("users", "items", "starts", "ends")
 _COLD_ARRAYS = {f"cold_{part}": part for part in ("items", "neighbours", "weights")}
+
+
+def _check_log(
+    arrays: Mapping[str, NDArray[Any]], num_sub_items: int, num_users: int, num_items: int
+) -> None:
+    """Refuse arrays that are not those of a prepared log: training looks things up by them."""
+    codes, items, offsets = arrays["codes"], arrays["items"], arrays["offsets"]
+    check_codes(codes, num_sub_items)
+    if len(codes) != num_items:
+        raise StorageError(f"codes has {len(codes)} items, item_ids has {num_items}")
+    forms: dict[str, tuple[Any, int]] = {
+        "offsets": (np.int64, num_users + 1),
+        "items": (np.int32, items.size),
+        "train_ends": (np.int64, num_users),
+    }
+    if "times" in arrays:
+        forms["times"] = (np.int64, items.size)
+    for name, (dtype, size) in forms.items():
+        _check_form(arrays[name], name, dtype, size)
+    begins, ends = offsets[:-1], offsets[1:]
+    if offsets[0] != 0 or offsets[-1] != len(items) or (ends < begins).any():
+        raise StorageError(f"offsets does not ascend from 0 to the {len(items)} items")
+    _check_range(items, "items", num_items)
+    train_ends = arrays["train_ends"]
+    if ((train_ends < begins) | (train_ends > ends)).any():
+        raise StorageError("train_ends has one that is outside its history")
+    if "times" in arrays:
+        backwards = np.flatnonzero(arrays["times"][1:] < arrays["times"][:-1]) + 1
+        if not np.isin(backwards, offsets).all():
+            raise StorageError("times has a history that does not ascend")
+    for name in ("validation", "test"):
+        _check_targets(name, arrays, num_users)
+
+
+def _check_targets(name: str, arrays: Mapping[str, NDArray[Any]], num_users: int) -> None:
+    """Refuse targets that are not a user's own, or that training would know."""
+    users, items, starts, ends = (arrays[f"{name}_{part}"] for part in _TARGET_PARTS)
+    for part, dtype in zip(_TARGET_PARTS, (np.int32, np.int32, np.int64, np.int64), strict=True):
+        _check_form(arrays[f"{name}_{part}"], f"{name}_{part}", dtype, users.size)
+    _check_range(users, f"{name}_users", num_users)
+    offsets = arrays["offsets"]
+    if (starts != offsets[users]).any():
+        raise StorageError(f"{name}_starts has one that is not the start of its history")
+    if ((ends <= starts) | (ends >= offsets[users + 1])).any():
+        raise StorageError(f"{name}_ends has one that is outside its history, or at its start")
+    if (arrays["train_ends"][users] > ends).any():
+        raise StorageError(f"{name}_ends has one that is part of training")
+    if (items != arrays["items"][ends]).any():
+        raise StorageError(f"{name}_items has one that is not the item at its place in the log")
+
+
+def _check_form(array: NDArray[Any], name: str, dtype: Any, size: int) -> None:
+    if array.dtype != dtype or array.shape != (size,):
+        given = f"{array.dtype}{list(array.shape)}"
+        raise StorageError(f"{name} is {given}, expected {np.dtype(dtype)}[{size}]")
+
+
+def _check_range(array: NDArray[Any], name: str, count: int) -> None:
+    wrong = (array < 0) | (array >= count)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise StorageError(f"{name}[{place}] is {array[place]}, expected 0 to {count - 1}")
 
 
 def _cold_items(arrays: Mapping[str, NDArray[Any]], num_items: int) -> ColdItems | None:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from recprune import _native
 from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
 
-_MAX_SPLITS = 64
+MAX_SPLITS = 64
 _MAX_THREADS = 1024
+# Results that may be asked for beyond the catalogue: with more, padding would fill the memory.
+_MOST_PADDED = 65_536
 _FLOAT32 = np.dtype(np.float32)
 MAX_ITEMS = 2**32 - 64
 _make_exclusions = _native.BatchExclusions.make  # looked up once: each of these is felt
@@ -36,8 +38,8 @@ def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Arr
             "expected float32 [M, B, d/M]"
         )
     num_items, num_splits = codes.shape
-    if not 1 <= num_splits <= _MAX_SPLITS:
-        raise InputError(f"codes has {num_splits} splits, expected 1 to {_MAX_SPLITS}")
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise InputError(f"codes has {num_splits} splits, expected 1 to {MAX_SPLITS}")
     if embeddings.shape[0] != num_splits:
         raise InputError(
             f"sub_item_embeddings has {embeddings.shape[0]} splits, codes has {num_splits}"
@@ -79,11 +81,17 @@ def checked_count(count: Any, name: str) -> int:
     return int(count)
 
 
-def checked_k(k: Any) -> int:
+def checked_k(k: Any, num_items: int) -> int:
+    """Return how many items are wanted; more than there are is padding, which has a limit."""
     if type(k) is not int:
         k = checked_count(k, "k")
-    if not 0 <= k < MAX_ITEMS:
-        raise InputError(f"k is {k!r}, expected an integer from 0 to below {MAX_ITEMS}")
+    most = num_items + _MOST_PADDED
+    if not 0 <= k <= most:
+        given = k if abs(k) < 10**40 else "a number of more than 40 digits"
+        raise InputError(
+            f"k is {given}, expected 0 to {most}: the catalogue's {num_items} items and "
+            f"{_MOST_PADDED} more"
+        )
     return int(k)
 
 

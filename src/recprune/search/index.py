@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,13 @@ from recprune.search.checks import (
 )
 from recprune.search.dense import DenseItems, answer_dense, dense_items
 from recprune.search.faiss_io import make_faiss, read_faiss
+from recprune.search.index_arrays import (
+    CELL_PARTS,
+    CELL_SPLITS,
+    LIST_PARTS,
+    Layout,
+    checked_size,
+)
 from recprune.search.methods import (
     Auto,
     Cells,
@@ -39,7 +46,7 @@ from recprune.search.question import (
 )
 from recprune.search.reference import score_items
 from recprune.search.top_k import RECORD_WORDS, SearchStats, TopK
-from recprune.storage import Saved, load_folder, save_folder
+from recprune.storage import Saved, load_folder, reading_threads, save_folder
 from recprune.types import (
     CodeArray,
     Float32Array,
@@ -49,19 +56,9 @@ from recprune.types import (
     frozen,
 )
 
-Layout = Literal["auto", "full", "compact"]
-
 KIND = "index"
 VERSION = 4  # of the format
 _OLDEST = 4  # version that is still read
-_LIST_PARTS = (
-    "list_offsets",
-    "list_second_codes",
-    "list_bases",
-    "list_steps",
-    "list_codes",
-    "list_items",
-)
 
 
 class Index:
@@ -94,11 +91,9 @@ class Index:
             wide = arrays["codes"].dtype == np.uint16
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
         if "list_offsets" in arrays:
-            self._native.set_lists(*(arrays[name] for name in _LIST_PARTS))
+            self._native.set_lists(*(arrays[name] for name in LIST_PARTS))
         if "cell_offsets" in arrays:
-            self._native.set_cells(
-                arrays["cell_offsets"], arrays["cell_keys"], arrays["cell_items"]
-            )
+            self._native.set_cells(*(arrays[name] for name in CELL_PARTS))
         bias = arrays.get("item_bias")
         if bias is not None and num_items:
             self._native.set_item_bias(bias, float(bias.max()), float(np.abs(bias).max()))
@@ -141,10 +136,10 @@ class Index:
             arrays["codes"] = np.array(checked)  # a copy as well
         if narrow:
             lists = _native.build_lists(checked, num_sub_items, threads)
-            arrays |= dict(zip(_LIST_PARTS, lists, strict=True))
-        if narrow and layout != "compact" and num_splits == 8:
+            arrays |= dict(zip(LIST_PARTS, lists, strict=True))
+        if narrow and layout != "compact" and num_splits == CELL_SPLITS:
             cells = _native.build_cells(checked, threads)
-            arrays |= dict(zip(("cell_offsets", "cell_keys", "cell_items"), cells, strict=True))
+            arrays |= dict(zip(CELL_PARTS, cells, strict=True))
         return cls(
             arrays,
             num_items=num_items,
@@ -187,15 +182,21 @@ class Index:
 
     @classmethod
     def from_parts(cls, parts: Saved, source: str) -> Index:
-        """Return the index that was saved so; `source` says in an error where it came from."""
+        """Return the index that was saved so; `source` says in an error where it came from.
+
+        What cannot have been built by `build` is refused: every array is read once, whoever made
+        it, so that no search leaves its memory or finds an item twice.
+        """
         parts.check(kind=KIND, version=VERSION, oldest=_OLDEST, source=source)
         try:
-            return cls(dict(parts.arrays), **parts.settings)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StorageError(f"{source}: an incomplete index: {error}") from None
+            index = cls(dict(parts.arrays), **checked_size(parts.settings, parts.arrays)._asdict())
+            index._native.check(reading_threads())
+        except (StorageError, ValueError) as error:
+            raise StorageError(f"{source}: {error}") from None
+        return index
 
     @classmethod
-    def load(cls, folder: str | Path, *, verify: bool = False) -> Index:
+    def load(cls, folder: str | Path, *, verify: bool = True) -> Index:
         """Memory-map a saved index; `verify` compares every byte with its checksum first."""
         parts = load_folder(folder, kind=KIND, version=VERSION, oldest=_OLDEST, verify=verify)
         return cls.from_parts(parts, str(folder))

@@ -105,7 +105,7 @@ def checked_question(
     """Return the question that the arguments of a search ask; `name` is that of the queries."""
     # A search may take 50 µs and finds cold caches: every line here is felt.
     chosen = find_method(method)
-    k = checked_k(k)
+    k = checked_k(k, index.num_items)
     checked_threads(threads)
     are_scores = name == "sub_item_scores"
     row_shape = (index.num_splits, index.num_sub_items) if are_scores else (index.width,)

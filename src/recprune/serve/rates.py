@@ -37,7 +37,7 @@ class Rates:
         now, interval = time.monotonic(), 1.0 / key.rate
         room = interval * (max(1.0, key.rate) - 1.0)
         full_at = max(now, _MOMENT.unpack_from(bucket)[0])
-        missing = full_at - now - room
+        missing: float = full_at - now - room
         if missing > _ROUNDING_S:
             return missing
         _MOMENT.pack_into(bucket, 0, full_at + interval)

@@ -54,12 +54,12 @@ class ShardActor:
     def __init__(
         self,
         folder: str,
-        manifest_sha256: str,
+        shard: Shard,
         lease: float | None = None,
-        verify: bool = False,
+        verify: bool = True,
     ) -> None:
         """With a lease, it ends itself after so many seconds without a call."""
-        self._folder, self._manifest_sha256, self._verify = folder, manifest_sha256, verify
+        self._folder, self._shard, self._verify = folder, shard, verify
         self._index: Index | None = None
         self._lease = Lease(lease) if lease is not None else None
 
@@ -91,7 +91,7 @@ class ShardActor:
     def _loaded(self) -> Index:
         """Return the shard; loaded on the first call, so that a folder can still be mended."""
         if self._index is None:
-            self._index = load_shard(self._folder, self._manifest_sha256, verify=self._verify)
+            self._index = load_shard(self._folder, self._shard, verify=self._verify)
         return self._index
 
 
@@ -260,7 +260,7 @@ def start_actors(
                 "get_if_exists": True,
             }
         path = str(shard_folder(folder.path, shard.number))
-        return actor_class.options(**options).remote(path, shard.manifest_sha256, lease, verify)
+        return actor_class.options(**options).remote(path, shard, lease, verify)
 
     started = []
     for place, shard in enumerate(shard for shard in folder.shards if shard.num_items):

@@ -104,7 +104,7 @@ def answer(index: Index, message: bytes) -> bytes:
     search = index.search_scores if are_scores else index.search
     top = search(
         queries,
-        k,
+        min(k, index.num_items + 1),  # one more than there are: then none of them is the k-th
         method=method_from_json(*method),
         exclude=exclude,
         allow=allow,

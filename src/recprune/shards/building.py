@@ -8,7 +8,7 @@ from typing import Any
 
 from recprune.cluster import connected, largest_node, say_if_busy
 from recprune.search.checks import checked_threads
-from recprune.search.index import Layout
+from recprune.search.index_arrays import Layout
 from recprune.shards.folder import (
     Shard,
     ShardInputs,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -31,7 +32,9 @@ from recprune.search.checks import (
     checked_threads,
 )
 from recprune.search.index import KIND as INDEX_KIND
-from recprune.search.index import Index, Layout
+from recprune.search.index import VERSION as INDEX_VERSION
+from recprune.search.index import Index
+from recprune.search.index_arrays import Layout
 from recprune.storage import (
     MANIFEST,
     Saved,
@@ -259,8 +262,7 @@ def write_shard(
             first,
             num_items,
             read_manifest(place)["sha256"],
-            float(bias.max()) if bias is not None and num_items else 0.0,
-            float(np.abs(bias).max()) if bias is not None and num_items else 0.0,
+            *_extremes(bias),
         )
         with writing_file(note) as temporary:
             text = json.dumps({"source": source, "shard": asdict(shard)})
@@ -324,36 +326,79 @@ def read_folder(folder: str | Path) -> ShardedFolder:
     path = Path(os.path.realpath(folder))
     if _is_marked(path) and not (path / MANIFEST).exists():
         raise StorageError(f"{path}: writing it was never finished; the same command goes on")
-    saved = load_folder(path, kind=KIND, version=_VERSION, oldest=1, verify=True)
+    saved = load_folder(path, kind=KIND, version=_VERSION, oldest=1)
     checksum = read_manifest(path)["sha256"]
     try:
         shards = tuple(Shard(**entry) for entry in saved.settings["shards"])
         num_items = saved.settings["num_items"]
         if saved.version == 1:
-            vectors = Index.of_no_items(saved.arrays["transposed_embeddings"].transpose(0, 2, 1))
+            vectors = _vectors_of_version_1(saved, str(path))
         else:
             vectors = Index.from_parts(saved.part("vectors", str(path)), str(path))
     except (KeyError, TypeError) as error:
         raise StorageError(f"{path}: an incomplete sharded index: {error}") from None
+    _check_shards(path, shards, num_items)
+    if vectors.num_items:
+        raise StorageError(f"{path}: vectors has {vectors.num_items} items, expected none")
     return ShardedFolder(path, checksum, num_items, shards, vectors)
+
+
+def _vectors_of_version_1(saved: Saved, source: str) -> Index:
+    vectors = saved.arrays["transposed_embeddings"]
+    num_sub_items = vectors.shape[-1] if vectors.ndim else 0
+    settings: Json = {"num_items": 0, "num_sub_items": num_sub_items, "layout": "full"}
+    arrays = {"transposed_embeddings": vectors}
+    return Index.from_parts(Saved(INDEX_KIND, INDEX_VERSION, settings, arrays), source)
+
+
+def _check_shards(path: Path, shards: tuple[Shard, ...], num_items: object) -> None:
+    """Refuse shards that are not ranges of items, one after the other, of all items."""
+    if not 1 <= len(shards) <= _MAX_SHARDS:
+        raise StorageError(f"{path}: {len(shards)} shards, expected 1 to {_MAX_SHARDS}")
+    first = 0
+    for number, shard in enumerate(shards):
+        counts = (shard.number, shard.first, shard.num_items)
+        biases = (shard.highest_bias, shard.largest_bias)
+        if (
+            any(type(count) is not int for count in counts)
+            or any(type(bias) is not float or not math.isfinite(bias) for bias in biases)
+            or type(shard.manifest_sha256) is not str
+            or (shard.number, shard.first) != (number, first)
+            or (shard.num_items and first % 64)
+            or not 0 <= shard.num_items < MAX_ITEMS
+        ):
+            raise StorageError(f"{path}: shard {number} is not what comes after the one before it")
+        first = shard.stop
+    if type(num_items) is not int or num_items != first:
+        raise StorageError(f"{path}: num_items is {num_items!r}, its shards have {first}")
 
 
 def shard_folder(folder: str | Path, number: int) -> Path:
     return Path(folder) / _name(number)
 
 
-def load_shard(folder: str | Path, expected_sha256: str, *, verify: bool = False) -> Index:
+def load_shard(folder: str | Path, shard: Shard, *, verify: bool = True) -> Index:
     """Memory-map a shard, and refuse one that is not the one that the whole was written with.
 
     With `verify`, every byte of it is read and compared with its checksum.
     """
     index = Index.load(folder, verify=verify)
+    expected = shard.manifest_sha256
     # Version 1 of the whole knew its shards by the files of their manifests.
-    if expected_sha256 != read_manifest(folder)["sha256"] and (
-        expected_sha256 != manifest_file_checksum(folder)
-    ):
+    if expected != read_manifest(folder)["sha256"] and expected != manifest_file_checksum(folder):
         raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
+    said = (shard.num_items, shard.highest_bias, shard.largest_bias)
+    if said != (index.num_items, *_extremes(index.item_bias)):
+        raise StorageError(f"{folder}: other items or biases than the sharded index says")
     return index
+
+
+def _extremes(bias: Float32Array | None) -> tuple[float, float]:
+    """Return the highest bias, and the largest in magnitude."""
+    if bias is None or not len(bias):
+        return 0.0, 0.0
+    highest, lowest = float(bias.max()), float(bias.min())
+    return highest, max(abs(highest), abs(lowest))
 
 
 def _finished(note: Path, place: Path, source: str) -> Shard | None:
@@ -362,7 +407,7 @@ def _finished(note: Path, place: Path, source: str) -> Shard | None:
     if noted is None or noted[0] != source:
         return None
     try:
-        load_shard(place, noted[1].manifest_sha256, verify=True)
+        load_shard(place, noted[1])
     except StorageError:
         return None  # then it is built again
     return noted[1]

@@ -89,7 +89,7 @@ class ShardedIndex:
         timeout: float = 30.0,
         shared: bool = False,
         lease: float = 60.0,
-        verify: bool = False,
+        verify: bool = True,
     ) -> ShardedIndex:
         """Start the actors of a saved sharded index; every node must find it under this path.
 
@@ -99,8 +99,8 @@ class ShardedIndex:
         returns what the other shards have, marked as not exact.
 
         Actors that are `shared` are those of all processes which open the same folder this way.
-        They end `lease` seconds after the last of these has closed it, or has died. With `verify`,
-        every byte of a shard is compared with its checksum before it answers.
+        They end `lease` seconds after the last of these has closed it, or has died. Unless `verify`
+        is false, every byte of a shard is compared with its checksum before it answers.
         """
         if not 1 <= checked_count(replicas, "replicas") <= 100:
             raise InputError(f"replicas is {replicas}, expected 1 to 100")

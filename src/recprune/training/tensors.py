@@ -23,6 +23,8 @@ _DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+# What a header that is not one may raise.
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _MAX_HEADER = 100 << 20  # bytes: about what the safetensors package allows
 
 
@@ -66,10 +68,34 @@ def load_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, s
     try:
         header = json.loads(content[8 : 8 + length])
         metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in dict(metadata).values()):
+            raise ValueError("__metadata__ is not text")
+        _check_places([entry["data_offsets"] for entry in header.values()], len(data))
         tensors = {name: _array(data, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise StorageError(f"{path}: damaged: {error}") from None
     return tensors, metadata
+
+
+def _check_places(places: list[list[int]], size: int) -> None:
+    """Refuse arrays that overlap, or leave something out, as the format does.
+
+    A small file could else stand for any number of copies of its bytes.
+    """
+    end = 0
+    for start, stop in sorted(places):
+        if start != end:
+            raise ValueError("arrays overlap, or leave something out")
+        end = stop
+    if end != size:
+        raise ValueError(f"arrays end after {end} bytes, the file after {size}")
 
 
 def _array(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recprune import Index, InputError, RecJPQPrune, Scan, TopK, build_posting_lists
 from recprune._native import instruction_sets
 from recprune.search import reference
-from recprune.search.index import Layout
+from recprune.search.index_arrays import Layout
 from recprune.search.methods import METHODS
 from recprune.serve.engine.explain import Explanation, TracePoint, _identical, explain
 from recprune.types import Boosts, Float32Array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 import sys
@@ -414,6 +415,14 @@ def test_the_page_and_its_files_are_served(service: Service) -> None:
         assert error_of(service.client.get(path))[:2] == (404, "not_found")
 
 
+def test_an_answer_has_no_padding(service: Service) -> None:
+    """Three items are left of the fifty that are asked for: each has its id and its score."""
+    for history in (["a"], []):
+        found = service.recommend(history=history, k=50, allow=["b", "n", "p"])
+        assert sorted(entry["item"] for entry in found["items"]) == ["b", "n", "p"]
+        assert all(math.isfinite(entry["score"]) for entry in found["items"])
+
+
 # Bad requests ------------------------------------------------------------------------------------
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -446,6 +455,10 @@ WRONG: list[tuple[str, Json, str]] = [
     ("/recommend", {"history": [True]}, "history.0"),
     ("/recommend", {"history": "abc"}, "history"),
     ("/recommend", {"history": ["x" * 513]}, "at most 512 characters"),
+    ("/recommend", {"history": [10**4000]}, "history.0: Input should be less than 1000"),
+    ("/recommend", {"history": ["a"], "exclude": [-(10**40)]}, "exclude.0"),
+    ("/recommend", {"history": ["a"], "allow": [10**4000]}, "allow"),
+    ("/events", {"events": [{"user": 10**4000, "item": "a"}]}, "user"),
     ("/recommend", {"history": ["a"], "k": 0}, "k: Input should be greater than or equal to 1"),
     ("/recommend", {"history": ["a"], "kk": 3}, "kk: Extra inputs are not permitted"),
     ("/recommend", {"history": ["a"], "method": "fast"}, "method"),

@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.data.identifiers import ExternalId, IntegerIds, StringIds, coerce_ids
+from recprune.data.identifiers import (
+    ExternalId,
+    IntegerIds,
+    StringIds,
+    coerce_ids,
+    find_rows,
+)
 from recprune.serve.engine.texts import shared_texts, write_texts
 from recprune.types import InputError, Int64Array, StorageError, needs_extra
 
@@ -31,10 +37,7 @@ class RowNumbers:
 
     def find_all(self, external_ids: Sequence[object]) -> Int64Array:
         """Return the internal ids, −1 where there is none."""
-        return np.array(
-            [row if isinstance(row, int) and 0 <= row < self.count else -1 for row in external_ids],
-            np.int64,
-        )
+        return find_rows(self.count, external_ids)
 
 
 class Catalogue:

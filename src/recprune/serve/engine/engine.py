@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recprune.data.identifiers import ExternalId
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
-from recprune.search.checks import refuse_infinite
+from recprune.search.checks import checked_k, refuse_infinite
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method, check_can_stop, stopped_at
@@ -249,7 +249,8 @@ class Engine:
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 
     def _most(self, k: int) -> int:
-        return min(k, self.index.num_items)  # more would only be padding
+        # More would only be padding.
+        return min(checked_k(k, self.index.num_items), self.index.num_items)
 
     def _method(self, choice: Choice) -> Method:
         method = METHODS[choice.method]
@@ -346,17 +347,17 @@ def _found(top: TopK, times: dict[str, float], explanation: Json | None) -> Foun
 def load_engine(settings: ServeSettings) -> Engine:
     """Load a saved recommender or index, compare every byte with its checksum, and try it out.
 
-    The bytes of shards are not compared, but what they answer.
+    The bytes of shards are compared where these are, by their actors, and here what they answer.
     """
     folder = settings.folder
     kind, version = kind_and_version(folder)
     shards_folder = sharded_folder(settings)
     recommender, own = None, None
     if kind == RECOMMENDER:
-        recommender = Recommender.load(folder, verify=True)
+        recommender = Recommender.load(folder)
         own = recommender.index
     elif kind == INDEX:
-        own = Index.load(folder, verify=True)
+        own = Index.load(folder)
     shards = open_shards(settings, shards_folder) if shards_folder is not None else None
     if kind_and_version(folder) != (kind, version):
         raise StorageError(f"{folder}: was replaced while it was read: try again")

@@ -20,7 +20,7 @@ with needs_extra("serve"):
     from starlette.exceptions import HTTPException
 
 _RETRY_AFTER = "1"  # seconds
-_TYPE_NAME = re.compile(r"int|str|constrained-str|list\[.*\]")  # as pydantic calls them
+_TYPE_NAME = re.compile(r"(constrained-)?(int|str)|list\[.*\]")  # as pydantic calls them
 _CODES = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
+from recprune.data.identifiers import MOST_DIGITS
 from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
 from recprune.serve.engine.engine import Choice
@@ -21,10 +22,12 @@ with needs_extra("serve"):
 _LONGEST_ID = 512  # characters
 _MOST_FIELDS = 32  # of an object: more than any here has
 _MOST_NUMBERS = 65_536  # of a sequence embedding: far more than any encoder returns
+_BEYOND = 10**MOST_DIGITS  # of an integer: as long ones are no item's, and slow to read and write
 _LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
 
-ItemId: TypeAlias = StrictInt | Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
-UserId: TypeAlias = StrictInt | Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_ID)]
+_IntegerId: TypeAlias = Annotated[StrictInt, Field(gt=-_BEYOND, lt=_BEYOND)]
+ItemId: TypeAlias = _IntegerId | Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
+UserId: TypeAlias = _IntegerId | Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST_ID)]
 MethodName: TypeAlias = Literal[tuple(METHODS)]  # type: ignore[valid-type]
 
 

@@ -1,0 +1,399 @@
+// Whether the arrays of an index can be what they claim to be: looked at when a folder is opened,
+// which a stranger may have made. What passes keeps every engine inside its arrays and exact: all
+// numbers by which memory is addressed are within bounds, every layout has every item once, and all
+// layouts have the same codes.
+//
+// Whether layouts agree is not found by looking items up, which for ten million of them takes
+// seconds of cache misses, but by a sum over all items and their codes, with keys that are drawn
+// anew in every process: memory is read in its order, and a folder cannot be made to fit keys that
+// its maker does not know. That two sums are equal by chance is as unlikely as for any good hash of
+// 64 bits; it is not proven to be impossible. Bounds do not rest on chance. Only if sums differ are
+// items looked up, to say which of them it is.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "layouts/cells.hpp"
+#include "layouts/lists.hpp"
+#include "top_k.hpp"
+#include "util/parallel.hpp"
+
+namespace recprune {
+
+// Numbers, items, or so, that a thread looks at before it fetches more work.
+constexpr std::size_t kCheckedAtOnce = std::size_t{1} << 16;
+
+// Calls work(begin, end) for stretches of [0, count), on several threads. Of what they throw, that
+// of the first stretch is thrown, so that a message does not depend on the number of threads.
+template <class Work>
+void check_in_stretches(std::size_t count, std::size_t at_once, std::size_t threads,
+                        const Work& work) {
+    run_in_parallel((count + at_once - 1) / at_once, threads, [&](std::size_t stretch) {
+        work(stretch * at_once, std::min(count, (stretch + 1) * at_once));
+    });
+}
+
+// "name[2, 5]": a place in an array whose rows have `width` entries; 0: it has no rows.
+inline std::string place_in(std::string name, std::size_t at, std::size_t width = 0) {
+    if (width == 0) return name + "[" + std::to_string(at) + "]";
+    return name + "[" + std::to_string(at / width) + ", " + std::to_string(at % width) + "]";
+}
+
+[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+// Every number is finite.
+inline void check_finite(std::span<const float> numbers, const char* name, std::size_t threads) {
+    check_in_stretches(
+        numbers.size(), kCheckedAtOnce, threads, [&](std::size_t at, std::size_t end) {
+            for (; at < end; ++at)
+                if (!std::isfinite(numbers[at]))
+                    refuse(place_in(name, at) + " is " + std::to_string(numbers[at]) +
+                           ", expected a finite number");
+        });
+}
+
+// Every code is less than the number of sub-items. `width` is for the message.
+template <class Code>
+void check_codes(std::span<const Code> codes, std::size_t num_sub_items, const char* name,
+                 std::size_t width, std::size_t threads) {
+    if (num_sub_items > std::numeric_limits<Code>::max()) return;
+    check_in_stretches(codes.size(), kCheckedAtOnce, threads, [&](std::size_t at, std::size_t end) {
+        Code highest = 0;  // first as fast as memory can be read, then where
+        for (std::size_t i = at; i < end; ++i) highest = std::max(highest, codes[i]);
+        for (; highest >= num_sub_items && at < end; ++at)
+            if (codes[at] >= num_sub_items)
+                refuse(place_in(name, at, width) + " is " + std::to_string(codes[at]) +
+                       ", expected less than " + std::to_string(num_sub_items));
+    });
+}
+
+// Offsets ascend from 0 to `last`.
+template <class Offset>
+void check_offsets(std::span<const Offset> offsets, std::size_t last, const std::string& name) {
+    auto refuse_at = [&](std::size_t at, const std::string& expected) {
+        refuse(place_in(name, at) + " is " + std::to_string(offsets[at]) + ", expected " +
+               expected);
+    };
+    if (offsets[0] != 0) refuse_at(0, "0");
+    for (std::size_t at = 1; at < offsets.size(); ++at)
+        if (offsets[at] < offsets[at - 1]) refuse_at(at, "no less than the one before it");
+    if (static_cast<std::size_t>(offsets.back()) != last)
+        refuse_at(offsets.size() - 1, std::to_string(last));
+}
+
+inline void check_item(Item item, std::size_t num_items, const char* name, std::size_t at,
+                       std::size_t width) {
+    if (item >= num_items)
+        refuse(place_in(name, at, width) + " is " + std::to_string(item) + ", expected 0 to " +
+               std::to_string(num_items - 1));
+}
+
+// What an item and its code contribute to a sum: a product with a key for each of them, added up
+// and mixed. Without the mixing, items that exchange their codes would not change the sum.
+class ItemSums {
+  public:
+    explicit ItemSums(std::size_t num_splits) : keys_(num_splits + 1) {
+        std::random_device device;
+        for (std::uint64_t& key : keys_) key = std::uint64_t{device()} << 32 | device() | 1;
+    }
+
+    std::uint64_t of_item(std::size_t item) const { return item * keys_[0]; }
+    std::uint64_t of_code(std::size_t split, std::size_t code) const {
+        return code * keys_[split + 1];
+    }
+    std::uint64_t of_pair(std::size_t pair, const std::uint8_t* code) const {
+        return of_code(2 * pair, code[2 * pair]) + of_code(2 * pair + 1, code[2 * pair + 1]);
+    }
+    // The same from the key of a pair.
+    std::uint64_t of_key(std::size_t pair, std::uint16_t key) const {
+        return of_code(2 * pair, key & 0xFF) + of_code(2 * pair + 1, key >> 8);
+    }
+
+    // The last step of MurmurHash3 (Appleby, public domain).
+    static std::uint64_t mixed(std::uint64_t sum) {
+        sum = (sum ^ sum >> 33) * 0xFF51AFD7ED558CCD;
+        sum = (sum ^ sum >> 33) * 0xC4CEB9FE1A85EC53;
+        return sum ^ sum >> 33;
+    }
+
+  private:
+    std::vector<std::uint64_t> keys_;
+};
+
+// The sums of item-major codes: with all splits, and without those of one pair.
+struct CodeSums {
+    std::atomic<std::uint64_t> all{0};
+    std::array<std::atomic<std::uint64_t>, kPairs> without{};
+};
+
+inline void add_codes(std::span<const std::uint8_t> codes, std::size_t num_items,
+                      std::size_t num_splits, bool has_cells, const ItemSums& sums,
+                      std::size_t threads, CodeSums& total) {
+    check_in_stretches(num_items, kCheckedAtOnce, threads, [&](std::size_t item, std::size_t end) {
+        std::uint64_t all = 0;
+        std::array<std::uint64_t, kPairs> without{};
+        for (; item < end; ++item) {
+            std::uint64_t sum = sums.of_item(item);
+            for (std::size_t split = 0; split < num_splits && !codes.empty(); ++split)
+                sum += sums.of_code(split, codes[item * num_splits + split]);
+            all += ItemSums::mixed(sum);
+            for (std::size_t pair = 0; pair < kPairs && has_cells; ++pair)
+                without[pair] +=
+                    ItemSums::mixed(sum - sums.of_pair(pair, &codes[item * num_splits]));
+        }
+        total.all += all;
+        for (std::size_t pair = 0; pair < kPairs; ++pair) total.without[pair] += without[pair];
+    });
+}
+
+// Checks the blocks of a list layout. Items of a list ascend by their second code and then by id.
+class ListCheck {
+  public:
+    ListCheck(const ListLayout& lists, std::span<const std::uint8_t> codes, std::size_t num_items,
+              const ItemSums& sums)
+        : lists_(lists), codes_(codes), num_items_(num_items), sums_(sums) {}
+
+    // `expected` is the sum of all items and, where there are any, of item-major codes.
+    void run(std::uint64_t expected, std::size_t threads) {
+        const std::size_t num_blocks = lists_.bases.size();
+        check_offsets(lists_.block_offsets, num_blocks, "list_offsets");
+        check_codes(lists_.second_codes, lists_.num_sub_items, "list_second_codes",
+                    kMaxNarrowSubItems, 1);
+        check_codes(lists_.codes, lists_.num_sub_items, "list_codes", lists_.items.size(), threads);
+        std::atomic<std::size_t> found{0};
+        std::atomic<std::uint64_t> total{0};
+        for_blocks(threads, [&](std::size_t block, std::size_t end) {
+            std::size_t count = 0;
+            std::uint64_t sum = 0;
+            for (; block < end; ++block) {
+                const std::size_t list = list_of(block);
+                const std::size_t filled = check_block(list, block);
+                sum += sum_of(list, block, filled);
+                count += filled;
+            }
+            found += count;
+            total += sum;
+        });
+        if (found != num_items_)
+            refuse("list_items has " + std::to_string(found) + " items, expected " +
+                   std::to_string(num_items_));
+        if (total != expected) find_difference();
+    }
+
+  private:
+    template <class Work>
+    void for_blocks(std::size_t threads, const Work& work) const {
+        check_in_stretches(lists_.bases.size(), kCheckedAtOnce / kBlockItems, threads, work);
+    }
+
+    // The last list to begin there: those before it are empty.
+    std::size_t list_of(std::size_t block) const {
+        const auto& offsets = lists_.block_offsets;
+        const auto after =
+            std::upper_bound(offsets.begin(), offsets.end(), static_cast<std::int64_t>(block));
+        return static_cast<std::size_t>(after - offsets.begin()) - 1;
+    }
+
+    // Ranks begin with 0 and go up by one where the second code does; else the item's id goes up.
+    // Returns how many items the block has.
+    std::size_t check_block(std::size_t list, std::size_t block) const {
+        const std::uint64_t changes = lists_.changes[block];
+        const std::uint8_t* codes = lists_.second_codes_of(list);
+        const bool is_first = static_cast<std::size_t>(lists_.block_offsets[list]) == block;
+        std::size_t before = is_first ? 0 : lists_.rank(block - 1, kBlockItems - 1);
+        std::size_t rank = lists_.bases[block];
+        if (changes & 1 || (is_first ? rank != 0 : rank != before && rank != before + 1))
+            refuse(place_in("list_bases", block) + " does not go on from the ranks before it");
+        for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
+            const std::size_t place = block * kBlockItems + lane;
+            const Item item = lists_.items[place];
+            if (item == kNoItem) {
+                check_padding(list, block, lane);
+                return lane;
+            }
+            check_item(item, num_items_, "list_items", place, kBlockItems);
+            rank += changes >> lane & 1;
+            if (rank >= kMaxNarrowSubItems)
+                refuse(place_in("list_steps", block) + " has more ranks than there are codes");
+            if (rank != before && codes[before] >= codes[rank])
+                refuse(place_in("list_second_codes", list * kMaxNarrowSubItems + rank,
+                                kMaxNarrowSubItems) +
+                       " is " + std::to_string(codes[rank]) +
+                       ", expected more than the one before it");
+            const bool begins = rank != before || (is_first && lane == 0);
+            if (!begins && lists_.items[place - 1] >= item)
+                refuse(place_in("list_items", place, kBlockItems) + " is " + std::to_string(item) +
+                       ", expected more than the one before it");
+            before = rank;
+        }
+        return kBlockItems;
+    }
+
+    std::uint64_t sum_of(std::size_t list, std::size_t block, std::size_t count) const {
+        std::array<std::uint64_t, kBlockItems> sums;
+        const std::size_t first = block * kBlockItems;
+        for (std::size_t lane = 0; lane < count; ++lane)
+            sums[lane] = sums_.of_item(lists_.items[first + lane]);
+        if (!codes_.empty()) {
+            const std::uint8_t* second = lists_.second_codes_of(list);
+            const std::uint64_t own = sums_.of_code(0, list);
+            std::size_t rank = lists_.bases[block];
+            for (std::size_t lane = 0; lane < count; ++lane) {
+                rank += lists_.changes[block] >> lane & 1;
+                sums[lane] += own;
+                if (lists_.num_splits > 1) sums[lane] += sums_.of_code(1, second[rank]);
+            }
+            for (std::size_t split = kSortedSplits; split < lists_.num_splits; ++split)
+                for (std::size_t lane = 0; lane < count; ++lane)
+                    sums[lane] += sums_.of_code(split, lists_.row(split)[first + lane]);
+        }
+        std::uint64_t total = 0;
+        for (std::size_t lane = 0; lane < count; ++lane) total += ItemSums::mixed(sums[lane]);
+        return total;
+    }
+
+    // Names an item that is there twice, or whose code is another one in `codes`.
+    [[noreturn]] void find_difference() const {
+        std::vector<bool> met(num_items_, false);
+        for (std::size_t block = 0; block < lists_.bases.size(); ++block) {
+            for (std::size_t lane = 0; lane < kBlockItems; ++lane) {
+                const Item item = lists_.items[block * kBlockItems + lane];
+                if (item == kNoItem) break;
+                if (!codes_.empty()) check_code(list_of(block), block, lane);
+                if (met[item]) refuse("list_items has item " + std::to_string(item) + " twice");
+                met[item] = true;
+            }
+        }
+        refuse("list_items has other items than there are");
+    }
+
+    // Only the end of a list is padding, and no block is nothing else.
+    void check_padding(std::size_t list, std::size_t block, std::size_t lane) const {
+        const std::size_t place = block * kBlockItems + lane;
+        const bool is_last = static_cast<std::size_t>(lists_.block_offsets[list + 1]) == block + 1;
+        if (!is_last || lane == 0)
+            refuse(place_in("list_items", place, kBlockItems) + " is padding, expected an item");
+        if (lists_.changes[block] >> lane)
+            refuse(place_in("list_steps", block) + " goes on beyond the items of its block");
+        for (std::size_t next = lane + 1; next < kBlockItems; ++next)
+            if (lists_.items[block * kBlockItems + next] != kNoItem)
+                refuse(place_in("list_items", block * kBlockItems + next, kBlockItems) +
+                       " comes after padding");
+    }
+
+    void check_code(std::size_t list, std::size_t block, std::size_t lane) const {
+        const std::size_t place = block * kBlockItems + lane;
+        const std::uint8_t* code = codes_.data() + lists_.items[place] * lists_.num_splits;
+        bool same = code[0] == list;
+        if (lists_.num_splits > 1)
+            same &= code[1] == lists_.second_codes_of(list)[lists_.rank(block, lane)];
+        for (std::size_t split = kSortedSplits; split < lists_.num_splits; ++split)
+            same &= code[split] == lists_.row(split)[place];
+        if (!same)
+            refuse(place_in("list_items", place, kBlockItems) + " is " +
+                   std::to_string(lists_.items[place]) + ", whose code there is not that in codes");
+    }
+
+    const ListLayout& lists_;
+    std::span<const std::uint8_t> codes_;  // item-major, or empty
+    std::size_t num_items_;
+    const ItemSums& sums_;
+};
+
+// Checks a cell layout: every cell has the items of its codes, ascending, with the keys that belong
+// to them. As there are as many places as items, none is missing.
+class CellCheck {
+  public:
+    CellCheck(const CellLayout& cells, std::span<const std::uint8_t> codes, const ItemSums& sums)
+        : cells_(cells), codes_(codes), sums_(sums) {}
+
+    // `expected` are the sums of item-major codes.
+    void run(const CodeSums& expected, std::size_t threads) const {
+        for (std::size_t pair = 0; pair < kPairs; ++pair)
+            check_offsets(cells_.cell_offsets.subspan(pair * (kCells + 1), kCells + 1),
+                          cells_.num_items, "cell_offsets[" + std::to_string(pair) + "]");
+        for (std::size_t pair = 0; pair < kPairs; ++pair) {
+            std::atomic<std::uint64_t> total{0};
+            for_cells(threads, [&](std::size_t cell, std::size_t end) {
+                std::uint64_t sum = 0;
+                for (; cell < end; ++cell) sum += sum_of(pair, cell);
+                total += sum;
+            });
+            if (total != expected.without[(pair + 3) % kPairs]) find_difference(pair);
+        }
+    }
+
+  private:
+    template <class Work>
+    void for_cells(std::size_t threads, const Work& work) const {
+        const std::size_t at_once = kCheckedAtOnce / (1 + cells_.num_items / kCells) + 1;
+        check_in_stretches(kCells, at_once, threads, work);
+    }
+
+    // Checks the items of a cell, and returns their sum.
+    std::uint64_t sum_of(std::size_t pair, std::size_t cell) const {
+        const Item* items = cells_.items_of(pair);
+        const std::uint16_t* keys = cells_.keys_of(pair);
+        const std::size_t start = cells_.offsets_of(pair)[cell];
+        const std::size_t stop = cells_.offsets_of(pair)[cell + 1];
+        const std::uint64_t own =
+            sums_.of_code(2 * pair, cell >> 8) + sums_.of_code(2 * pair + 1, cell & 0xFF);
+        std::uint64_t total = 0;
+        for (std::size_t group = start; group < stop; group += kGroupItems) {
+            const std::size_t size = std::min(stop - group, kGroupItems);
+            const std::uint16_t* next = keys + 2 * group;
+            for (std::size_t lane = 0; lane < size; ++lane) {
+                const Item item = items[group + lane];
+                check_item(item, cells_.num_items, "cell_items",
+                           pair * cells_.num_items + group + lane, cells_.num_items);
+                total += ItemSums::mixed(sums_.of_item(item) + own +
+                                         sums_.of_key((pair + 1) % kPairs, next[lane]) +
+                                         sums_.of_key((pair + 2) % kPairs, next[size + lane]));
+            }
+        }
+        return total;
+    }
+
+    // Names an item that does not belong where it is, or whose keys are not those of its code.
+    [[noreturn]] void find_difference(std::size_t pair) const {
+        const Item* items = cells_.items_of(pair);
+        const std::uint16_t* keys = cells_.keys_of(pair);
+        for (std::size_t cell = 0; cell < kCells; ++cell) {
+            const std::size_t start = cells_.offsets_of(pair)[cell];
+            const std::size_t stop = cells_.offsets_of(pair)[cell + 1];
+            for (std::size_t position = start; position < stop; ++position) {
+                const Item item = items[position];
+                const std::uint8_t* code = codes_.data() + kCellSplits * item;
+                const bool is_new = position == start || items[position - 1] < item;
+                if (!is_new || cell_of(code, pair) != cell)
+                    refuse(place_in("cell_items", pair * cells_.num_items + position,
+                                    cells_.num_items) +
+                           " is " + std::to_string(item) + ", which does not belong there");
+                const CellPlace place(start, stop, position);
+                if (keys[place.next_key] != pair_key(code, (pair + 1) % kPairs) ||
+                    keys[place.last_key] != pair_key(code, (pair + 2) % kPairs))
+                    refuse("cell_keys of item " + std::to_string(item) +
+                           " are not those of its code in codes");
+            }
+        }
+        refuse("cell_items has other items than there are");
+    }
+
+    const CellLayout& cells_;
+    std::span<const std::uint8_t> codes_;
+    const ItemSums& sums_;
+};
+
+}  // namespace recprune

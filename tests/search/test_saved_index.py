@@ -1,0 +1,209 @@
+"""A folder that a stranger may have made: opened whole and right, or refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recprune import Index, StorageError
+from recprune.storage import Saved, load_folder, save_folder
+from recprune.types import Json
+
+NUM_ITEMS = 700
+NO_ITEM = 2**32 - 1
+
+
+def built(layout: Any = "full", num_sub_items: int = 100, num_splits: int = 8) -> Index:
+    rng = np.random.default_rng(num_sub_items)
+    dtype = np.uint8 if num_sub_items <= 256 else np.uint16
+    codes: Any = rng.integers(0, num_sub_items, (NUM_ITEMS, num_splits)).astype(dtype)
+    codes[:, 0] %= 5  # lists of several blocks
+    embeddings = rng.standard_normal((num_splits, num_sub_items, 2)).astype(np.float32)
+    bias = rng.standard_normal(NUM_ITEMS).astype(np.float32)
+    return Index.build(codes, embeddings, item_bias=bias, layout=layout)
+
+
+INDEXES = {
+    "full": built(),
+    "compact": built("compact"),
+    "wide": built(num_sub_items=300),
+    "few splits": built(num_splits=3),
+    "no items": Index.of_no_items(np.ones((2, 4, 3), np.float32)),
+}
+
+
+def changed(
+    parts: Saved, name: str, change: Callable[[NDArray[Any]], NDArray[Any] | None]
+) -> Saved:
+    """Parts with one array changed in place, replaced, or, where that returns None, left out."""
+    array = parts.arrays[name].copy()
+    after = change(array)
+    arrays = {key: value for key, value in parts.arrays.items() if key != name}
+    return replace(parts, arrays=arrays if after is None else {**arrays, name: after})
+
+
+def setting(place: Any, value: Any) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        assert not np.array_equal(array[place], value)
+        array[place] = value
+        return array
+
+    return change
+
+
+def exchanging(one: Any, other: Any) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        assert array[one] != array[other]
+        array[one], array[other] = array[other], array[one]
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_what_was_built_is_opened(name: str, tmp_path: Path) -> None:
+    INDEXES[name].save(tmp_path / "index")
+    assert Index.load(tmp_path / "index").describe() == INDEXES[name].describe()
+
+
+@pytest.mark.parametrize(
+    ("index", "name", "change", "message"),
+    [
+        ("full", "codes", setting((3, 7), 100), r"codes\[3, 7\] is 100, expected less than 100"),
+        ("full", "codes", setting((3, 7), 99), "whose code there is not that in codes"),
+        ("wide", "codes", setting((699, 2), 300), r"codes\[699, 2\] is 300, expected less than"),
+        ("wide", "codes", lambda a: a.astype(np.uint8), r"codes is uint8\[700, 8\], expected uint1"),
+        ("full", "codes", lambda a: a[:-1], r"codes is uint8\[699, 8\], expected uint8\[700, 8\]"),
+        ("full", "codes", lambda _: None, "index has no codes"),
+        ("compact", "list_items", lambda _: None, "index has no list_items"),
+        ("full", "cell_items", lambda _: None, "index has no cell_items"),
+        ("full", "transposed_embeddings", lambda _: None, "index has no transposed_embeddings"),
+        ("full", "transposed_embeddings", lambda a: a[0], "transposed_embeddings is float32"),
+        ("full", "transposed_embeddings", lambda a: a.astype("f8"), "float64"),
+        ("full", "transposed_embeddings", lambda a: a[:, :, :50].copy(), "num_sub_items is 100"),
+        ("full", "transposed_embeddings", setting((1, 1, 1), np.nan), r"embeddings\[301\] is nan"),
+        ("full", "item_bias", setting(5, np.inf), r"item_bias\[5\] is inf, expected a finite"),
+        ("full", "item_bias", lambda a: a[:5], r"item_bias is float32\[5\], expected float32\[700\]"),
+        ("compact", "list_offsets", setting(0, 1), r"list_offsets\[0\] is 1, expected 0"),
+        ("compact", "list_offsets", setting(1, -1), r"list_offsets\[1\] is -1, expected no less"),
+        ("compact", "list_offsets", setting(100, 99), r"list_offsets\[100\] is 99, expected 1\d"),
+        ("compact", "list_second_codes", setting((0, 9), 100), "second_codes.0, 9. is 100, expected"),
+        ("compact", "list_second_codes", exchanging((0, 3), (0, 4)), "expected more than the one"),
+        ("compact", "list_bases", setting(0, 1), r"list_bases\[0\] does not go on"),
+        ("compact", "list_bases", setting(1, 255), r"list_(bases|steps)\[1\] does not go on"),
+        ("compact", "list_steps", setting(0, 2**64 - 1), r"list_bases\[0\] does not go on"),
+        ("compact", "list_codes", setting((2, 0, 0), 100), r"list_codes\[2, 0\] is 100, expected"),
+        ("compact", "list_items", setting((1, 5), NUM_ITEMS), r"list_items\[1, 5\] is 700, expected"),
+        ("compact", "list_items", setting((1, 5), NO_ITEM), r"list_items\[1, 5\] is padding"),
+        ("compact", "list_items", setting((0, 0), 0), "list_items"),
+        ("full", "list_items", exchanging((0, 0), (1, 0)), "list_items"),
+        ("full", "list_codes", setting((0, 0, 0), 50), "is not that in codes"),
+        ("full", "cell_offsets", setting((1, 5), 701), r"cell_offsets\[1\]\[6\] is \d+, expected no"),
+        ("full", "cell_offsets", setting((2, 65536), 701), r"cell_offsets\[2\]\[65536\] is 701"),
+        ("full", "cell_items", setting((3, 0), NO_ITEM), r"cell_items\[3, 0\] is 4294967295, expect"),
+        ("full", "cell_items", exchanging((0, 0), (0, 600)), "which does not belong there"),
+        ("full", "cell_keys", setting((0, 0), 1), "cell_keys of item"),
+        ("few splits", "list_codes", lambda a: a[:0], r"list_codes is uint8\[0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_array_is_named(index: str, name: str, change: Any, message: str) -> None:
+    parts = changed(INDEXES[index].parts(), name, change)
+    with pytest.raises(StorageError, match=f"^mine: .*{message}"):
+        Index.from_parts(parts, "mine")
+
+
+def test_an_item_in_two_lists_is_noticed_without_codes() -> None:
+    """Item-major codes would say in which list it belongs; a compact index has none."""
+    parts = INDEXES["compact"].parts()
+    items = parts.arrays["list_items"].copy()
+    # An item of the first list as the first one of the last, which it does not put out of order.
+    start = int(parts.arrays["list_offsets"][4])
+    twice = int(items[0].min())
+    assert items[start, 0] > twice
+    items[start, 0] = twice
+    with pytest.raises(StorageError, match=f"mine: list_items has item {twice} twice"):
+        Index.from_parts(replace(parts, arrays={**parts.arrays, "list_items": items}), "mine")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_items": 701}, "expected float32.701"),
+        ({"num_items": -1}, "num_items is -1"),
+        ({"num_items": 2**40}, "num_items is 1099511627776"),
+        ({"num_items": 700.0}, "num_items is 700.0"),
+        ({"num_items": None}, "num_items is None"),
+        ({"num_sub_items": 10**6}, "num_sub_items is 1000000, transposed_embeddings has 100"),
+        ({"num_sub_items": 5}, "num_sub_items is 5, transposed_embeddings has 100"),
+        ({"layout": "compact"}, "has codes, which"),
+        ({"layout": "round"}, "layout is 'round'"),
+        ({"layout": []}, "layout is"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_wrong_settings_are_named(settings: Json, message: str) -> None:
+    parts = INDEXES["full"].parts()
+    with pytest.raises(StorageError, match=f"^mine: .*{message}"):
+        Index.from_parts(replace(parts, settings={**parts.settings, **settings}), "mine")
+
+
+def test_checksums_are_compared_unless_waived(tmp_path: Path) -> None:
+    INDEXES["wide"].save(tmp_path / "index")
+    path = tmp_path / "index" / "item_bias.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # another number, and as good as the one before
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="item_bias.npy: checksum does not match"):
+        Index.load(tmp_path / "index")
+    assert Index.load(tmp_path / "index", verify=False).num_items == NUM_ITEMS
+
+
+STRANGER = """
+import sys
+import numpy as np
+from recprune import Index, StorageError, METHODS
+try:
+    index = Index.load(sys.argv[1], verify=False)
+except StorageError as error:
+    print("refused", error)
+    sys.exit()
+rng = np.random.default_rng(0)
+for method in METHODS:
+    for _ in range(20):
+        index.search_visibly(rng.standard_normal(16).astype(np.float32), 100, method=method)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("num_sub_items", None),
+        ("list_items", lambda a: np.where(a == NO_ITEM, a, a + 2**31).astype(np.uint32)),
+        ("cell_offsets", lambda a: a + np.uint32(2**31)),
+        ("cell_items", lambda a: a + np.uint32(2**31)),
+        ("list_bases", lambda a: a + np.uint8(1)),
+        ("list_codes", lambda a: np.full_like(a, 255)),
+    ],
+)
+def test_no_folder_reaches_foreign_memory(tmp_path: Path, name: str, change: Any) -> None:
+    """In a process of its own: what is not refused could end it."""
+    INDEXES["full"].save(tmp_path / "index")
+    parts = load_folder(tmp_path / "index", kind="index", version=4)
+    if change is None:
+        parts = replace(parts, settings={**parts.settings, name: 2})
+    else:
+        parts = changed(parts, name, change)
+    save_folder(tmp_path / "index", parts)
+    command = [sys.executable, "-c", STRANGER, str(tmp_path / "index")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"refused {tmp_path}"), result.stdout
+    assert name in result.stdout

@@ -1,0 +1,212 @@
+"""Folders with changed bytes and right checksums are refused, or answer as their arrays say.
+
+`make fuzz` and `make sanitize` ask for more. Where a change ends the process, the file `last` in
+the test's temporary folder has its number.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recprune import METHODS, Codebook, Index, InputError, assign_random
+from recprune._native import instruction_sets
+from recprune.models.repeats import event_features
+from recprune.models.transitions import count_transitions
+from recprune.preparation.cold_items import ColdItems
+from recprune.preparation.holdout import temporal_holdout
+from recprune.preparation.prepared import Prepared, prepare
+from recprune.recommender import Recommender
+from recprune.search import reference
+from recprune.shards.answers import answer
+from recprune.shards.folder import load_shard, read_folder, shard_folder, write_shards
+from recprune.shards.wire import method_to_json, pack
+from recprune.types import RecpruneError
+from tests.support.small_models import walks
+from tests.support.strangers import Stranger
+
+FUZZ = int(os.environ.get("RECPRUNE_FUZZ", "0"))
+# Another beginning each time, where more are asked for.
+FIRST = int.from_bytes(os.urandom(4), "little") if FUZZ else 0
+ISAS = instruction_sets()
+
+
+def save_index(folder: Path, layout: Any, num_sub_items: int, num_splits: int, bias: bool) -> None:
+    rng = np.random.default_rng(1)
+    dtype = np.uint8 if num_sub_items <= 256 else np.uint16
+    codes: Any = rng.integers(0, num_sub_items, (300, num_splits)).astype(dtype)
+    codes[:, 0] %= 3  # lists of several blocks
+    embeddings = rng.standard_normal((num_splits, num_sub_items, 2)).astype(np.float32)
+    biases = rng.standard_normal(300).astype(np.float32) if bias else None
+    Index.build(codes, embeddings, item_bias=biases, layout=layout).save(folder)
+
+
+def save_shards(folder: Path) -> None:
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 20, (300, 8)).astype(np.uint8)
+    embeddings = rng.standard_normal((8, 20, 2)).astype(np.float32)
+    bias = rng.standard_normal(300).astype(np.float32)
+    write_shards(codes, embeddings, folder, 2, item_bias=bias)
+
+
+def save_prepared(folder: Path, ids: str) -> None:
+    holdout = temporal_holdout(walks(20, 30, ids), validation_users=10)
+    codebook = assign_random(holdout.train.num_items, num_splits=2, num_sub_items=5)
+    neighbours = np.array([[0, 1], [2, 0]], np.int32)
+    cold = ColdItems(np.array([5, 29], np.int32), neighbours, np.full((2, 2), 0.5, np.float32))
+    prepare(holdout, codebook, {"holdout": "temporal"}, cold).save(folder)
+
+
+def save_recommender(folder: Path, ids: str) -> None:
+    torch = pytest.importorskip("torch")
+    from recprune.models.architectures import build_model
+    from recprune.models.settings import Settings
+
+    torch.manual_seed(0)
+    save_prepared(folder.with_name(f"{folder.name}-log"), ids)
+    prepared = Prepared.load(folder.with_name(f"{folder.name}-log"))
+    values = {"width": 8, "length": 5, "num_blocks": 1, "num_heads": 1, "repeats": 4}
+    settings = Settings().with_values(values | {"transitions": 2})
+    model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
+    model.successors = count_transitions(prepared)
+    Recommender.from_model(prepared, model, settings).save(folder)
+
+
+# Using what was not refused ----------------------------------------------------------------------
+
+
+def use_index(index: Index, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    """Every method returns what scoring all items does, by the arrays that were loaded."""
+    patch.setenv("RECPRUNE_ISA", str(rng.choice(ISAS)))
+    codes, bias = index.item_codes(), index.item_bias
+    assert codes.shape == (index.num_items, index.num_splits)
+    phi = rng.standard_normal(index.width).astype(np.float32)
+    k = int(rng.choice([1, 10, 60, index.num_items, index.num_items + 3]))
+    boosts = None
+    if index.num_items and rng.random() < 0.3:
+        boosts = (rng.permutation(index.num_items)[:3], np.array([1, -1, 0.5], np.float32))
+        boosts = boosts[0], boosts[1][: len(boosts[0])]
+    with np.errstate(over="ignore", invalid="ignore"):  # such a query is refused
+        table = reference.sub_item_scores(phi, index.sub_item_embeddings())
+        ids, scores = reference.exhaustive(table, codes, k, bias=bias, boosts=boosts)
+    for method in METHODS:
+        try:
+            top, _ = index.search_visibly(phi, k, method=method, boosts=boosts)
+        except InputError:  # the index has no such method, or scores overflow
+            continue
+        found = top.ids >= 0
+        assert np.array_equal(top.ids[found], ids), method
+        assert np.array_equal(top.scores[found].view(np.uint32), scores.view(np.uint32)), method
+        index.search(np.tile(phi, (3, 1)), k, method=method, threads=2)
+    if index.num_items:
+        index.score(phi, [0, index.num_items - 1])
+
+
+def try_index(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    use_index(Index.load(folder, verify=bool(rng.integers(2))), rng, patch)
+
+
+def try_shards(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    whole = read_folder(folder)
+    count = 0
+    for shard in whole.shards:
+        index = load_shard(shard_folder(folder, shard.number), shard)
+        assert (shard.first, index.num_items) == (count, shard.num_items)
+        count += index.num_items
+        use_index(index, rng, patch)
+        query = rng.standard_normal((1, whole.vectors.width)).astype(np.float32)
+        settings = [False, 5, method_to_json(METHODS["auto"]), 1]
+        answer(index, pack(settings, [query, *[None] * 7]))
+    assert count == whole.num_items
+
+
+def try_prepared(folder: Path, _: np.random.Generator, __: pytest.MonkeyPatch) -> None:
+    prepared = Prepared.load(folder)
+    assert prepared.training_counts().sum() == prepared.train_log().num_interactions
+    for targets in (prepared.validation, prepared.test):
+        for target in range(len(targets)):
+            assert len(prepared.history(targets, target))
+            prepared.timeline(targets, target)
+    prepared.is_temporal()
+    prepared.checksum(with_times=True)
+    event_features(prepared.items, prepared.offsets)
+    count_transitions(prepared)
+    for ids, count in (
+        (prepared.user_ids, prepared.num_users),
+        (prepared.item_ids, len(prepared.codes)),
+    ):
+        assert ids.find_all(ids.take(range(count))).tolist() == list(range(count))
+
+
+def try_codebook(folder: Path, _: np.random.Generator, __: pytest.MonkeyPatch) -> None:
+    codebook = Codebook.load(folder)
+    assert codebook.occupancy().sum() == codebook.codes.size
+    codebook.items_sharing_full_code()
+
+
+def try_recommender(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    recommender = Recommender.load(folder, encoder="onnx", verify=bool(rng.integers(2)))
+    ids = recommender.item_ids
+    known: list[Any] = list(ids.take(range(min(len(ids), 12))))
+    k = int(rng.choice([1, 5, 40]))
+    histories: list[list[Any]] = [[], known[:1], known, known[:3] * 3, ["nothing", 10**20]]
+    for history in histories:
+        found = recommender.recommend([history], k, exclude=known[:2], allow=None)
+        assert len(found.items[0]) == (found.ids[0] >= 0).sum() <= len(ids)
+        assert ids.find_all(found.items[0]).tolist() == found.ids[0][found.ids[0] >= 0].tolist()
+        again = recommender.recommend([history], k, exclude=known[:2], method="pqtopk")
+        assert found.items == again.items
+    use_index(recommender.index, rng, patch)
+
+
+KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
+    # How it is saved, how it is used, and how many changes are tried in an ordinary run.
+    "full": (lambda to: save_index(to, "full", 40, 8, bias=True), try_index, 100),
+    "full, all bytes": (lambda to: save_index(to, "full", 256, 8, bias=False), try_index, 50),
+    "compact": (lambda to: save_index(to, "compact", 40, 8, bias=True), try_index, 100),
+    "few splits": (lambda to: save_index(to, "full", 5, 1, bias=False), try_index, 40),
+    "wide": (lambda to: save_index(to, "full", 300, 3, bias=True), try_index, 50),
+    "shards": (save_shards, try_shards, 50),
+    "prepared": (lambda to: save_prepared(to, "strings"), try_prepared, 100),
+    "prepared, integers": (lambda to: save_prepared(to, "integers"), try_prepared, 40),
+    "codebook": (lambda to: assign_random(50, num_splits=2, num_sub_items=9).save(to), try_codebook, 40),
+    "recommender": (lambda to: save_recommender(to, "strings"), try_recommender, 50),
+    "recommender, integers": (lambda to: save_recommender(to, "integers"), try_recommender, 20),
+}  # fmt: skip
+
+USUAL = sum(usual for *_, usual in KINDS.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_change_is_more_than_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, use, usual = KINDS[kind]
+    folder = tmp_path / "folder"
+    save(folder)
+    use(folder, np.random.default_rng(0), monkeypatch)
+    stranger = Stranger(folder)
+    refused = 0
+    count = usual * FUZZ // USUAL if FUZZ else usual
+    for number in range(FIRST, FIRST + count):
+        (tmp_path / "last").write_text(str(number))
+        rng = np.random.default_rng(number)
+        said = stranger.change(rng)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                use(folder, rng, monkeypatch)
+        except RecpruneError:
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"{kind}, change {number}: {said}: {error!r}") from error
+        finally:
+            stranger.restore()
+    use(folder, np.random.default_rng(0), monkeypatch)
+    assert refused > count // 4
