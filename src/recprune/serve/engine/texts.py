@@ -28,7 +28,7 @@ class _Ids(Protocol):
     def __getitem__(self, internal_id: int, /) -> ExternalId: ...
 
 
-class Texts:
+class CatalogueTexts:
     """Names by item, and a search over one line an item, the most popular first."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,9 @@ class Texts:
         return found
 
 
-def shared_texts(scratch: Path | None, key: str | None, write: Callable[[Path], None]) -> Texts:
+def shared_texts(
+    scratch: Path | None, key: str | None, write: Callable[[Path], None]
+) -> CatalogueTexts:
     """Return what `write` writes into a folder; of all workers, the first one does it.
 
     `key` says which texts they are. Without one, or without a folder that workers share, they are
@@ -75,7 +77,7 @@ def shared_texts(scratch: Path | None, key: str | None, write: Callable[[Path], 
     if scratch is None or key is None:
         with tempfile.TemporaryDirectory(prefix="recprune-texts-") as name:
             write(Path(name))
-            return Texts(Path(name))
+            return CatalogueTexts(Path(name))
     with _locked(scratch / "texts.lock"):
         folder = scratch / f"texts-{key}"
         if not folder.exists():
@@ -85,7 +87,7 @@ def shared_texts(scratch: Path | None, key: str | None, write: Callable[[Path], 
             fresh.mkdir()
             write(fresh)
             fresh.rename(folder)
-        return Texts(folder)
+        return CatalogueTexts(folder)
 
 
 def write_texts(
