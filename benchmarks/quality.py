@@ -1,7 +1,7 @@
 """Measure what is recommended: item tables, codes and encoders on several logs, beside counting.
 
-Four steps, of which the second and the third need torch and NumPy alone, so that they can run on
-another machine, with a GPU:
+Four steps, of which the second and the third need torch, safetensors and NumPy alone, so that they
+can run on another machine, with a GPU:
 
     python -m benchmarks.quality prepare WORK gitlog=gitlog.parquet yelp=yelp.parquet …
     python -m benchmarks.quality train WORK --minutes 8 [--only gitlog]

@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "train": (
         "train a model on a prepared log",
-        "Train a model on a prepared log, with early stopping; needs torch and NumPy alone.",
+        "Train a model on a prepared log, with early stopping; needs torch, safetensors and NumPy.",
     ),
     "tune": (
         "try settings on a prepared log, judged by its validation users",

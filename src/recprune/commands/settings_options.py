@@ -1,6 +1,7 @@
 """The options of every command that trains, for the settings of a model and of its training.
 
-Needs no package that prints tables: `recprune train` runs where there is only torch and NumPy.
+Needs no package that prints tables: `recprune train` runs where there are only torch, safetensors
+and NumPy.
 """
 
 from __future__ import annotations

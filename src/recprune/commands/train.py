@@ -1,4 +1,4 @@
-"""`recprune train`: a model from a prepared log. Runs where there is only torch and NumPy.
+"""`recprune train`: a model from a prepared log. Runs where there are torch, safetensors and NumPy.
 
 With `--workers`, the command supervises processes that run this same module, one for each worker.
 """

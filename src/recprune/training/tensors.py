@@ -1,13 +1,12 @@
-"""Named arrays in one file, in the safetensors format: a JSON header, then plain bytes.
+"""Named arrays in one file, in the safetensors format, with some text beside them.
 
-Written and read here with NumPy alone, so that training needs nothing but torch. Files are the same
-that the `safetensors` package writes and reads.
+The safetensors package reads and writes it. Here a file appears whole or not at all, and errors
+name it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,91 +15,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.storage import writing_file
-from recprune.types import InputError, StorageError
+from recprune.types import StorageError, needs_extra
 
-_DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
-}  # fmt: skip
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-# What a header that is not one may raise.
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_MAX_HEADER = 100 << 20  # bytes: about what the safetensors package allows
+with needs_extra("train"):
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save_file
+
+# All text is one entry: the package writes several in an order of chance, and a training that is
+# repeated is to end with the same bytes. Files of earlier versions have an entry for each.
+_TEXT = "recprune"
 
 
 def save_tensors(
     path: str | Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
     """Write arrays and some text; the file appears whole, or not at all."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    for name, array in contiguous.items():
-        if array.dtype not in _NAMES:
-            raise InputError(f"{name} is {array.dtype}, which safetensors does not know")
-        start, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": _NAMES[array.dtype],
-            "shape": list(tensors[name].shape),  # NumPy makes a contiguous number one-dimensional
-            "data_offsets": [start, end],
-        }
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with writing_file(path) as temporary, temporary.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for array in contiguous.values():
-            file.write(array.data)
+    contiguous = {
+        # NumPy makes a contiguous number one-dimensional.
+        name: np.ascontiguousarray(array).reshape(array.shape)
+        for name, array in tensors.items()
+    }
+    with writing_file(path) as temporary:
+        try:
+            save_file(contiguous, temporary, metadata={_TEXT: json.dumps(dict(metadata))})
+        except SafetensorError as error:
+            raise StorageError(f"{path}: cannot be written: {error}") from None
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the arrays of a file, and its text."""
     try:
-        content = Path(path).read_bytes()
+        with safe_open(path, framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > min(_MAX_HEADER, len(content) - 8):
-        raise StorageError(f"{path}: not a safetensors file, or cut off")
-    data = memoryview(content)[8 + length :]
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise StorageError(f"{path}: damaged, or not a safetensors file: {error}") from None
+    return tensors, _text(metadata, path)
+
+
+def _text(metadata: dict[str, str], path: str | Path) -> dict[str, str]:
+    if set(metadata) != {_TEXT}:
+        return metadata
     try:
-        header = json.loads(content[8 : 8 + length])
-        metadata = header.pop("__metadata__", {})
-        if not all(isinstance(text, str) for text in dict(metadata).values()):
-            raise ValueError("__metadata__ is not text")
-        _check_places([entry["data_offsets"] for entry in header.values()], len(data))
-        tensors = {name: _array(data, entry) for name, entry in header.items()}
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        text = json.loads(metadata[_TEXT])
+        if not isinstance(text, dict) or not all(isinstance(one, str) for one in text.values()):
+            raise ValueError("the text is not one for each name")
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path}: damaged: {error}") from None
-    return tensors, metadata
-
-
-def _check_places(places: list[list[int]], size: int) -> None:
-    """Refuse arrays that overlap, or leave something out, as the format does.
-
-    A small file could else stand for any number of copies of its bytes.
-    """
-    end = 0
-    for start, stop in sorted(places):
-        if start != end:
-            raise ValueError("arrays overlap, or leave something out")
-        end = stop
-    if end != size:
-        raise ValueError(f"arrays end after {end} bytes, the file after {size}")
-
-
-def _array(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
-    dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
-    start, end = entry["data_offsets"]
-    if not 0 <= start <= end <= len(data) or end - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError("an array does not lie inside the file")
-    return np.frombuffer(data[start:end], dtype).reshape(shape).copy()
+    return text
