@@ -380,10 +380,11 @@ def test_a_file_with_one_scope_for_each_key_is_read(tmp_path: Path) -> None:
        for sha256 in ("0", 5, None, "g" * 64, "é" * 64, "0" * 64 + "\n", ["0"] * 64)),
      json.dumps({"keys": [{"name": 1, "scope": "ask", "sha256": "0" * 64}]}),
      json.dumps({"keys": [{"name": "a", "scope": ["ask"], "sha256": "0" * 64}]}),
-     *(json.dumps({"keys": [{"name": "a", "sha256": "0" * 64} | more]})
-       for more in ({}, {"scopes": []}, {"scopes": "ask"}, {"scopes": ["root"]}, {"scopes": [["ask"]]},
-                    {"scopes": ["ask"], "rate": 0}, {"scopes": ["ask"], "rate": "1"},
-                    {"scopes": ["ask"], "rate": True}, {"scopes": ["ask"], "other": 1}))],
+     *(f'{{"keys": [{{"name": "a", "sha256": "{"0" * 64}"{more}}}]}}'
+       for more in ("", ', "scopes": []', ', "scopes": "ask"', ', "scopes": ["root"]',
+                    ', "scopes": [["ask"]]', ', "scopes": ["ask"], "rate": 0',
+                    ', "scopes": ["ask"], "rate": "1"', ', "scopes": ["ask"], "rate": true',
+                    ', "scopes": ["ask"], "other": 1'))],
 )  # fmt: skip
 def test_a_damaged_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
