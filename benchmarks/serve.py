@@ -56,6 +56,7 @@ def main() -> None:
     result["overhead"] = _show_overhead(result)
     result["overload"] = _measure_overload(folder, requests, parsed.seconds)
     result["memory"] = _measure_memory(folder, requests)
+    result["growth"] = _measure_growth(folder, requests, index.num_items)
     if parsed.recommender:
         result["recommend"] = _measure_recommend(parsed.recommender, place, ladder, parsed.seconds)
     output.print(f"{machine()['cpu']}, {len(os.sched_getaffinity(0))} cores, load included")
@@ -246,11 +247,55 @@ def _measure_memory(folder: Path, requests: Path) -> list[Json]:
     return figures
 
 
+def _measure_growth(folder: Path, requests: Path, num_items: int) -> list[Json]:
+    """Measure what each of two workers has after requests that need more than a search does."""
+    names = folder.with_name("names.csv")
+    rows = [
+        f"{item},Product number {item:07} of kind {item % 1000:03}" for item in range(num_items)
+    ]
+    names.write_text("\n".join(["item_id,name", *rows]))
+    question = json.loads(requests.read_text().splitlines()[0])
+    asked: dict[str, tuple[str, str, Json]] = {
+        "a search": ("POST", "/search", {"json": question}),
+        "words that are nowhere": ("GET", "/items", {"params": {"query": "no such words"}}),
+        "recjpqprune": ("POST", "/search", {"json": question | {"method": "recjpqprune"}}),
+        "explain": ("POST", "/search", {"json": question | {"explain": True}}),
+    }
+    figures: list[Json] = []
+    with _service(folder, "--workers", "2", "--names", str(names), *_ENOUGH) as (url, pid):
+        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for name, (method, path, more) in asked.items():
+            times = []
+            for _ in range(8):  # over connections of their own, which workers get in turn
+                answer = httpx.request(method, f"{url}{path}", timeout=60, **more)
+                answer.raise_for_status()
+                times.append(1000.0 * answer.elapsed.total_seconds())
+            private = [_memory(worker, "Private_") for worker in workers]
+            shared = [_memory(worker, "Pss:") for worker in workers]
+            figures.append({"after": name, "private": private, "pss": shared, "ms": times})
+    table = [
+        (
+            run["after"],
+            " ".join(f"{bytes_ / 1e6:,.0f}" for bytes_ in run["private"]),
+            " ".join(f"{bytes_ / 1e6:,.0f}" for bytes_ in run["pss"]),
+            f"{run['ms'][0]:.0f}",
+            f"{run['ms'][-1]:.0f}",
+        )
+        for run in figures
+    ]
+    header = ("after", "MB private", "PSS", "first ms", "last ms")
+    print_table(f"memory of two workers, {num_items:,} items with names", header, table)
+    return figures
+
+
 def _proportional(pid: str) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"/proc/{pid}/smaps_rollup has no Pss")
+    return _memory(pid, "Pss:")
+
+
+def _memory(pid: str, beginning: str) -> int:
+    """Return the bytes of a process that the system counts under names that begin so."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(beginning))
 
 
 def _measure_recommend(folder: Path, place: Path, ladder: list[int], seconds: float) -> list[Json]:

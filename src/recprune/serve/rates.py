@@ -36,8 +36,8 @@ class Rates:
             bucket = self._buckets[key.sha256] = self._open(key.sha256)
         now, interval = time.monotonic(), 1.0 / key.rate
         room = interval * (max(1.0, key.rate) - 1.0)
-        full_at = max(now, _MOMENT.unpack_from(bucket)[0])
-        missing: float = full_at - now - room
+        full_at: float = max(now, _MOMENT.unpack_from(bucket)[0])
+        missing = full_at - now - room
         if missing > _ROUNDING_S:
             return missing
         _MOMENT.pack_into(bucket, 0, full_at + interval)

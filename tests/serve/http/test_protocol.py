@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -216,6 +216,38 @@ def test_a_body_in_many_small_chunks_is_read(service: Service) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n"
     assert len(chunks) > HEAD_BYTES
     assert answered_trailers(service, chunks, b"").startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_that_wait_for_earlier_answers_are_bounded(service: Service) -> None:
+    with ExitStack() as opened:
+        connection = connected(service, opened)
+        connection.sendall((HEALTH + b"\r\n") * 50)
+        for _ in range(50):
+            assert answer_of(connection).startswith(b"HTTP/1.1 200 ")
+        with suppress(ConnectionError):
+            connection.sendall((HEALTH + b"\r\n") * 20_000)
+        assert received(connection).count(b"HTTP/1.1 200 ") < 10_000
+    assert service.client.get("/healthz").status_code == 200
+
+
+def test_a_client_that_asks_before_it_sends_a_body_can_go_on_after_a_refusal(
+    service: Service,
+) -> None:
+    """It will not send the body, and what it sends next is no body: the connection has to end."""
+    with ExitStack() as opened:
+        connection = connected(service, opened)
+        connection.sendall(SEARCH + b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
+        begun = time.monotonic()
+        answer = received(connection)
+        assert time.monotonic() - begun < CLIENT_S / 2
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in answer
+        again = connected(service, opened)
+        body = question(1)
+        again.sendall(SEARCH + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+        assert again.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        again.sendall(body)
+        assert answer_of(again).startswith(b"HTTP/1.1 200 ")
 
 
 def test_what_is_not_http_is_refused_in_the_one_form(service: Service) -> None:

@@ -74,6 +74,10 @@ class Guard:
         except Exception as error:  # whatever it is, the client gets a clear answer
             answer = as_http_error(error, _route(scope))
             if not status:
+                if any(name == b"expect" for name, _ in scope["headers"]):
+                    # It asked before sending a body, which it will not send: what comes next over
+                    # this connection would be taken for it.
+                    answer.headers["connection"] = "close"
                 await _send(answer, noted)
         finally:
             self._note(_route(scope), status, time.perf_counter() - begun)
