@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from recprune import InputError
 from recprune.evaluation.resampling import bootstrap_mean, sign_flip_p_value
@@ -34,6 +35,43 @@ def test_intervals_are_those_of_resampling_users_one_by_one(distinct: int) -> No
     assert estimate.mean == values.mean()
     assert estimate.low == pytest.approx(np.quantile(means, 0.025), abs=0.01)
     assert estimate.high == pytest.approx(np.quantile(means, 0.975), abs=0.01)
+
+
+@pytest.mark.parametrize("distinct", [5, 400])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_intervals_are_those_of_scipy(distinct: int, confidence: float) -> None:
+    rng = np.random.default_rng(7)
+    values = rng.choice(np.linspace(0, 1, distinct) ** 2, size=400)
+    ours = bootstrap_mean(values, confidence=confidence, resamples=20_000)
+    theirs = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=20_000,
+        confidence_level=confidence,
+        method="percentile",
+        rng=rng,
+    ).confidence_interval
+    # Quantiles of 20,000 draws, whose standard error is below a fiftieth of the mean's.
+    error = values.std() / math.sqrt(400) / 15
+    assert ours.low == pytest.approx(theirs.low, abs=error)
+    assert ours.high == pytest.approx(theirs.high, abs=error)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("decimals", [1, 16])
+def test_p_values_are_those_of_scipy(shift: float, decimals: int) -> None:
+    rng = np.random.default_rng(3)
+    differences = (rng.normal(size=200) * 0.5 + shift).round(decimals)
+    theirs = stats.permutation_test(
+        (differences, np.zeros(200)),
+        lambda first, second, axis: np.mean(first - second, axis=axis),
+        permutation_type="samples",  # pairs are exchanged, which flips the sign of a difference
+        vectorized=True,
+        n_resamples=20_000,
+        rng=rng,
+    ).pvalue
+    ours = sign_flip_p_value(differences, 20_000, seed=1)
+    assert ours == pytest.approx(theirs, abs=4 * math.sqrt(0.25 / 20_000) * 2)
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
