@@ -8,10 +8,10 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench sanitize fuzz stub clean
+.PHONY: help demo test check format bench sanitize fuzz stub requirements clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp ## A real grocery log, a model trained on it, what it recommends; then search 2 M items
 	$(BIN)/python -m examples.grocery out/grocery.png
@@ -49,6 +49,14 @@ fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, and for a 
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew
 	$(BIN)/python -m nanobind.stubgen --quiet --module recprune._native --output-file src/recprune/_native.pyi
+
+# The Python is that of the images. Hashes are those of every wheel of a version, whatever the machine.
+LOCK := $(BIN)/uv pip compile --quiet --no-config --generate-hashes --constraint constraints.txt \
+	--python-version 3.12 --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make requirements'
+requirements: $(VENV)/dev.stamp ## Write what the images install anew, by hash, from constraints.txt
+	$(LOCK) --output-file deploy/requirements/build.txt deploy/requirements/build.in
+	$(LOCK) --output-file deploy/requirements/serve.txt --extra serve --extra onnx pyproject.toml
+	$(LOCK) --output-file deploy/requirements/ray.txt --extra ray-node pyproject.toml
 
 clean: ## Remove everything that was built or installed here
 	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
