@@ -68,7 +68,7 @@ class FaissIndex:
 def with_faiss() -> FastAPI:
     """Return the service with FAISS in the place of our search."""
     limits = Limits(running=int(os.environ.get("RECPRUNE_BENCH_RUNNING", "1")), waiting=WAITING)
-    settings = ServeSettings(Path(os.environ[FOLDER]), access_log=False, limits=limits)
+    settings = ServeSettings(folder=Path(os.environ[FOLDER]), access_log=False, limits=limits)
     service = open_service(settings)
     own = service.engine.own_index
     if own is None:

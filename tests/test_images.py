@@ -168,11 +168,11 @@ def test_the_image_serves_unless_told_otherwise() -> None:
     assert command == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_arguments(parser)
-    parsed = parser.parse_args(arguments)
-    assert (parsed.host, parsed.port) == ("0.0.0.0", int(words_of("serve", "EXPOSE")[0]))
-    assert parsed.keys == Path("/keys/keys.json")
+    settings = serve.settings_of(parser.parse_args(arguments))
+    assert (settings.host, settings.port) == ("0.0.0.0", int(words_of("serve", "EXPOSE")[0]))
+    assert settings.keys_file == Path("/keys/keys.json")
     probe = json.loads(words_of("serve", "HEALTHCHECK")[0].partition("CMD ")[2])
-    assert f"http://127.0.0.1:{parsed.port}/healthz" in probe[-1]
+    assert f"http://127.0.0.1:{settings.port}/healthz" in probe[-1]
     compile(probe[-1], "probe", "exec")
 
 

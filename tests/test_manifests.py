@@ -20,6 +20,9 @@ import pytest
 import redis
 import yaml
 
+from recprune.commands.serve import settings_of
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.setting_sources import PREFIX
 from tests.support.histories_places import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -383,7 +386,15 @@ def test_commands_of_the_manifests_can_be_given() -> None:
         importlib.import_module(f"recprune.commands.{words[0]}").add_arguments(parser)
         parsed = parser.parse_args(words[1:])
         if words[0] == "serve":
-            assert parsed.max_running, "the default counts cores of the node"
+            given = settings_of(parsed).limits.model_fields_set
+            assert "running" in given, "the default counts cores of the node"
+
+
+def test_variables_of_the_manifests_are_settings_of_the_service() -> None:
+    found = set(re.findall(r"\bRECPRUNE_\w+", "".join(path.read_text() for path in MANIFESTS)))
+    assert found
+    known = {PREFIX + name.upper() for name in ServeSettings.model_fields}
+    assert found <= known
 
 
 def test_redis_starts_as_the_manifest_says(tmp_path: Path) -> None:

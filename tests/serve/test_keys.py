@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from recprune import InputError
-from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.configuration import ServeSettings
 from recprune.serve.keys import SCOPES, Keys, add_key, read_keys, remove_key
 from tests.support.histories_places import RedisServer
 from tests.support.serving import (
@@ -231,7 +231,7 @@ def test_nobody_serves_the_public_without_keys(folder: Path, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_this_machine_alone_needs_no_keys(tmp_path: Path, host: str) -> None:
-    assert ServeSettings(tmp_path, host=host).is_loopback
+    assert ServeSettings(folder=tmp_path, host=host).is_loopback
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_the_password_of_redis_comes_from_elsewhere(
         (tmp_path / "password").write_text(f"{password}\n")
         options += ["--history-password-file", tmp_path / "password"]
     else:
-        monkeypatch.setenv("RECPRUNE_HISTORY_PASSWORD", password)
+        monkeypatch.setenv("RECPRUNE_SERVE_HISTORY_PASSWORD", password)
     try:
         with serving(folder, *options) as service:
             event = {"events": [{"user": "ann", "item": "a"}]}
@@ -397,14 +397,3 @@ def test_a_damaged_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
         read_keys(path)
     with pytest.raises(InputError, match="no such file"):
         read_keys(tmp_path / "missing")
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [({"k": 0}, "limit k is 0"), ({"waiting": -1}, "limit waiting is -1"),
-     ({"client_seconds": 0.0}, "client_seconds"), ({"history": True}, "history"),
-     ({"silent_seconds": -1}, "silent_seconds"), ({"batch": 1025}, "batch is 1025, expected 1024"), ({"reload_seconds": float("nan")}, "reload")],
-)  # fmt: skip
-def test_limits_are_checked(limits: dict[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Limits(**limits)

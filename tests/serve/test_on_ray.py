@@ -277,7 +277,7 @@ def test_shards_of_something_else_are_refused(
             shards = tmp_path / str(number)
             write_shards(*arrays, shards, NUM_SHARDS)
             settings = ServeSettings(
-                saved.index_folder, ray=cluster.address, shards=shards, limits=limits
+                folder=saved.index_folder, ray=cluster.address, shards=shards, limits=limits
             )
             with pytest.raises(StorageError, match=message):
                 load_engine(settings)
@@ -314,7 +314,7 @@ def test_what_does_not_go_together_is_refused(
     recommender, shards = str(saved.recommenders[0]), str(saved.shards[0])
     nobody = "127.0.0.1:1"
     for words, message in (
-        ([recommender, "--shards", shards], "--shards: shards are searched on Ray: give --ray"),
+        ([recommender, "--shards", shards], "which is searched on Ray: give --ray"),
         ([recommender, "--ray", nobody], "which is not in shards: give --shards SHARDS"),
         ([shards], "holds a sharded index, which is searched on Ray: give --ray"),
         ([shards, "--shards", shards, "--ray", nobody], "is a sharded index itself"),

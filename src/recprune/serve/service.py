@@ -136,7 +136,8 @@ class Service:
 def open_service(settings: ServeSettings) -> Service:
     """Load everything; raises what is wrong with it."""
     engine = _load(settings)
-    password = settings.history_password
+    secret = settings.history_password
+    password = None if secret is None else secret.get_secret_value()
     histories = open_histories(settings.histories, settings.limits.history, password)
     return Service(settings, engine, histories)
 

@@ -24,7 +24,7 @@ from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method, check_can_stop, stopped_at
 from recprune.search.question import ItemBits
 from recprune.search.top_k import TopK
-from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.configuration import METHOD_BYTES, ServeSettings
 from recprune.serve.engine.backend import (
     Searched,
     check_shards,
@@ -99,7 +99,7 @@ class Engine:
     recommender: Recommender | None
     catalogue: Catalogue
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
-    method_bytes: int = Limits.method_bytes  # that a method may make this process grow by
+    method_bytes: int = METHOD_BYTES  # that a method may make this process grow by
 
     def recommend(
         self,

@@ -18,7 +18,7 @@ from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
 from recprune.search.question import boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
-from recprune.serve.configuration import Limits
+from recprune.serve.configuration import METHOD_BYTES
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
@@ -158,7 +158,7 @@ def explain(
     boosts: Boosts | None = None,
     repeats: Boosts | None = None,
     transitions: Boosts | None = None,
-    max_bytes: int = Limits.method_bytes,
+    max_bytes: int = METHOD_BYTES,
 ) -> Explanation:
     """Answer one query (float32 [d]) by every method and say how; arguments as of `search`.
 

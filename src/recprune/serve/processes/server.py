@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,7 +51,7 @@ def serve(settings: ServeSettings) -> None:
     configure_logs()
     settings = _within_descriptors(settings)
     scratch = Path(tempfile.mkdtemp(prefix="recprune-serve-"))
-    settings = replace(settings, scratch=scratch)
+    settings = settings.model_copy(update={"scratch": scratch})
     figures = scratch / "metrics"
     figures.mkdir()
     # prometheus_client reads it when it is imported, by the workers' modules below.
@@ -74,7 +73,7 @@ def _cluster(settings: ServeSettings) -> Iterator[ServeSettings]:
     needed = num_cpus(settings)  # refuses options that do not go with the folder
     if settings.ray == "local":
         with local_cluster(needed) as address:
-            yield replace(settings, ray=address)
+            yield settings.model_copy(update={"ray": address})
     else:
         yield settings
 
@@ -95,7 +94,8 @@ def _within_descriptors(settings: ServeSettings) -> ServeSettings:
             f"allow {limits.connections + _OWN_DESCRIPTORS}"
         )
     log_problem("fewer connections", {"asked": limits.connections, "allowed": room, "files": most})
-    return replace(settings, limits=replace(limits, connections=room))
+    fewer = limits.model_copy(update={"connections": room})
+    return settings.model_copy(update={"limits": fewer})
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
