@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from recprune.serve.configuration import Limits, ServeSettings
 from recprune.serve.processes.server import serve
+from recprune.system import available_cores
 from recprune.types import InputError
 
 _ASKING = 4  # searches at a time for every core, where shards do the work
@@ -114,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     given = {name: getattr(parsed, f"max_{name}") for name in _LIMITS}
-    share = max(1, len(os.sched_getaffinity(0)) // max(1, parsed.workers))
+    share = max(1, available_cores() // max(1, parsed.workers))
     if parsed.ray is not None:
         share *= _ASKING  # they wait for shards, most of the time
     limits = dataclasses.replace(

@@ -127,3 +127,12 @@ class ServeSettings:
             return self.history_url
         folder = Path(os.path.realpath(self.folder))
         return f"sqlite:///{folder.with_name(folder.name + '-histories.db')}"
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker process is given by its supervisor."""
+
+    settings: ServeSettings
+    reload_number: int  # of the latest good reload
+    reloads: dict[str, int]  # how many there were, by outcome
