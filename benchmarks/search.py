@@ -14,7 +14,6 @@ are those of whole calls from Python on one thread, sub-item scores included.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import numpy as np
 from benchmarks.measure import model_of, write_result
 from recprune import Index
 from recprune.commands.console import output, print_table
-from recprune.experiments.framework.machine import machine, memory_bytes
+from recprune.experiments.framework.machine import machine
 from recprune.experiments.framework.timing import (
     Search,
     index_search,
@@ -33,6 +32,7 @@ from recprune.experiments.framework.timing import (
 )
 from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
+from recprune.system import memory_bytes, peak_bytes
 from recprune.types import Float32Array
 
 
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _peak_gigabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return peak_bytes() / 1e9
 
 
 def _searches(index: Index, model: CodesAndVectors, names: list[str]) -> dict[str, Search]:

@@ -22,10 +22,12 @@ import httpx
 import numpy as np
 
 from benchmarks.measure import model_of, write_result
+from benchmarks.proc import children, has_proc, memory
 from benchmarks.serve_peers import FOLDER, WAITING
 from recprune import Index, Recommender
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
+from recprune.system import available_cores
 from recprune.types import Float32Array, Json
 
 _CLI = ("-m", "recprune.cli")
@@ -55,11 +57,12 @@ def main() -> None:
     result["direct_ms"] = _direct(index, queries)
     result["overhead"] = _show_overhead(result)
     result["overload"] = _measure_overload(folder, requests, parsed.seconds)
-    result["memory"] = _measure_memory(folder, requests)
-    result["growth"] = _measure_growth(folder, requests, index.num_items)
+    if has_proc():
+        result["memory"] = _measure_memory(folder, requests)
+        result["growth"] = _measure_growth(folder, requests, index.num_items)
     if parsed.recommender:
         result["recommend"] = _measure_recommend(parsed.recommender, place, ladder, parsed.seconds)
-    output.print(f"{machine()['cpu']}, {len(os.sched_getaffinity(0))} cores, load included")
+    output.print(f"{machine()['cpu']}, {available_cores()} cores, load included")
     write_result(parsed.out, result)
 
 
@@ -100,7 +103,7 @@ def _peer(name: str, workers: int, folder: Path) -> Iterator[str]:
         "error",
         "--no-access-log",
     ]
-    running = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    running = str(max(1, available_cores() // workers))
     environment = os.environ | {FOLDER: str(folder), "RECPRUNE_BENCH_RUNNING": running}
     process = subprocess.Popen(command, env=environment)
     try:
@@ -238,8 +241,7 @@ def _measure_memory(folder: Path, requests: Path) -> list[Json]:
     for workers in (1, 2, 3):
         with _service(folder, "--workers", str(workers), *_ENOUGH) as (url, pid):
             _load(f"{url}/search", requests, "--connections", "12", "--seconds", "1")
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            whole = sum(_proportional(process) for process in (str(pid), *children))
+            whole = sum(memory(process, "Pss:") for process in (pid, *children(pid)))
         more = whole - figures[-1]["bytes"] if figures else 0
         figures.append({"workers": workers, "bytes": whole})
         rows.append((str(workers), f"{whole / 1e6:,.0f}", f"{more / 1e6:,.0f}" if more else ""))
@@ -263,15 +265,15 @@ def _measure_growth(folder: Path, requests: Path, num_items: int) -> list[Json]:
     }
     figures: list[Json] = []
     with _service(folder, "--workers", "2", "--names", str(names), *_ENOUGH) as (url, pid):
-        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        workers = children(pid)
         for name, (method, path, more) in asked.items():
             times = []
             for _ in range(8):  # over connections of their own, which workers get in turn
                 answer = httpx.request(method, f"{url}{path}", timeout=60, **more)
                 answer.raise_for_status()
                 times.append(1000.0 * answer.elapsed.total_seconds())
-            private = [_memory(worker, "Private_") for worker in workers]
-            shared = [_memory(worker, "Pss:") for worker in workers]
+            private = [memory(worker, "Private_") for worker in workers]
+            shared = [memory(worker, "Pss:") for worker in workers]
             figures.append({"after": name, "private": private, "pss": shared, "ms": times})
     table = [
         (
@@ -286,16 +288,6 @@ def _measure_growth(folder: Path, requests: Path, num_items: int) -> list[Json]:
     header = ("after", "MB private", "PSS", "first ms", "last ms")
     print_table(f"memory of two workers, {num_items:,} items with names", header, table)
     return figures
-
-
-def _proportional(pid: str) -> int:
-    return _memory(pid, "Pss:")
-
-
-def _memory(pid: str, beginning: str) -> int:
-    """Return the bytes of a process that the system counts under names that begin so."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(beginning))
 
 
 def _measure_recommend(folder: Path, place: Path, ladder: list[int], seconds: float) -> list[Json]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import write_result
+from benchmarks.proc import has_proc, loopback_bytes
 from recprune import Index, ShardedIndex, write_shards
 from recprune.commands.console import output, print_table, say
 from recprune.experiments.framework.machine import machine
@@ -44,6 +45,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench-shards.json"))
     parsed = parser.parse_args()
     # A cluster of our own, closed to other processes. Ray reads these when it is imported.
+    if not has_proc():
+        raise SystemExit("what goes over the wire is counted by Linux alone: no /proc here")
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -160,7 +163,7 @@ def _measure_alone(single: Index, sharded: ShardedIndex, queries: Float32Array, 
     for block, first in enumerate(range(0, len(queries), 50)):
         names = list(ways)[block % len(ways) :] + list(ways)[: block % len(ways)]
         for name in names:
-            begun_block, before = time.perf_counter(), _loopback_bytes()
+            begun_block, before = time.perf_counter(), loopback_bytes()
             for number in range(first, min(first + 50, len(queries))):
                 begun = time.perf_counter()
                 found = ways[name](queries[number])
@@ -168,7 +171,7 @@ def _measure_alone(single: Index, sharded: ShardedIndex, queries: Float32Array, 
                 if not np.array_equal(found.ids, expected[number]):
                     raise SystemExit(f"{name} disagrees with the single index: this is a bug")
             passed = time.perf_counter() - begun_block
-            seen[name].on_the_wire += max(0.0, _loopback_bytes() - before - idle * passed)
+            seen[name].on_the_wire += max(0.0, loopback_bytes() - before - idle * passed)
     return {
         name: {**_percentiles(entry.seconds), **entry.figures(single.num_items)}
         for name, entry in seen.items()
@@ -194,11 +197,11 @@ def _measure_batches(
     idle = _idle_bytes_per_second()
     for turn in range(7):
         for name in list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]:
-            begun, before = time.perf_counter(), _loopback_bytes()
+            begun, before = time.perf_counter(), loopback_bytes()
             found = ways[name]()
             passed = time.perf_counter() - begun
             seen[name].add(found, passed)
-            seen[name].on_the_wire += max(0.0, _loopback_bytes() - before - idle * passed)
+            seen[name].on_the_wire += max(0.0, loopback_bytes() - before - idle * passed)
             if not np.array_equal(found.ids, expected):
                 raise SystemExit(f"{name} disagrees with the single index: this is a bug")
     return {
@@ -246,19 +249,10 @@ def _percentiles(seconds: list[float]) -> Json:
     return {"p50_us": p50, "p95_us": p95, "p99_us": p99}
 
 
-def _loopback_bytes() -> int:
-    """Return how many bytes this machine has sent to itself."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    return 0
-
-
 def _idle_bytes_per_second() -> float:
-    before, begun = _loopback_bytes(), time.perf_counter()
+    before, begun = loopback_bytes(), time.perf_counter()
     time.sleep(2)
-    return (_loopback_bytes() - before) / (time.perf_counter() - begun)
+    return (loopback_bytes() - before) / (time.perf_counter() - begun)
 
 
 def _print(

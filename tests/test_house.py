@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 # is public. Inside a package, files are siblings.
 PACKAGES = [
     "types",
+    "system",
     "storage",
     "data",
     "preparation",

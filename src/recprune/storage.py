@@ -8,7 +8,6 @@ recommender) is a part, with a kind and a format version of its own. Nothing is 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.system import available_cores, exchange, open_folder
 from recprune.types import VERSION, InputError, Json, StorageError
 
 MANIFEST = "manifest.json"
@@ -145,7 +145,7 @@ def _is_same_folder(source: Path, opened: int) -> bool:
 
 def _open_folder(source: Path, kind: str) -> int:
     try:
-        return os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+        return open_folder(source)
     except (FileNotFoundError, NotADirectoryError):
         raise StorageError(f"{source}: not a saved {kind}: no such folder") from None
     except OSError as error:
@@ -288,8 +288,7 @@ def _part(entry: Json, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Saved
 
 def reading_threads() -> int:
     """Return on how many threads a folder is compared with its checksums, and looked through."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(available or 1, _MOST_READING_THREADS)
+    return min(available_cores(), _MOST_READING_THREADS)
 
 
 def _read_arrays(
@@ -419,22 +418,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        _exchange(temporary, target)
-
-
-def _exchange(first: Path, second: Path) -> None:
-    """Swap two folders atomically where the system can, in three renames where it cannot."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is not None:
-        at_cwd, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of linux/fcntl.h and linux/fs.h
-        if renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0:
-            return
-        if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(second))
-    aside = first.with_name(first.name + ".old")
-    second.rename(aside)
-    first.rename(second)
-    aside.rename(first)
+        exchange(temporary, target)
 
 
 def json_checksum(value: Json) -> str:

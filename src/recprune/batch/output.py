@@ -19,6 +19,7 @@ from typing import TypeAlias
 from recprune.batch.parts import PartReport, finished_part, noted_sha256, part_name
 from recprune.batch.plan import BatchPlan
 from recprune.storage import MANIFEST, json_checksum, read_manifest, writing_file
+from recprune.system import open_folder
 from recprune.types import VERSION, Json, Progress, StorageError, no_progress
 
 PLAN = "plan.json"
@@ -66,7 +67,7 @@ def opened_output(
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = open_folder(folder)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written: {error.strerror}") from None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import threading
 import time
@@ -17,6 +16,7 @@ from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 from recprune.commands.answer_options import add_seen_arguments
 from recprune.commands.console import messages, say
+from recprune.system import available_cores
 from recprune.types import InputError, InterruptedWorkError
 
 
@@ -74,7 +74,7 @@ def run(parsed: argparse.Namespace) -> None:
 
     def write_parts(plan: BatchPlan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
         if parsed.address is None:
-            workers = parsed.workers or len(os.sched_getaffinity(0))
+            workers = parsed.workers or available_cores()
             return write_parts_in_processes(plan, out, parts, workers)
         from recprune.batch.on_ray import write_parts_on_ray
 

@@ -16,7 +16,6 @@ from recprune.experiments.framework.inputs import (
     quick_log,
     workload_of,
 )
-from recprune.experiments.framework.machine import free_bytes
 from recprune.experiments.framework.record import load_records
 from recprune.experiments.framework.workload import Workload
 from recprune.experiments.registry import EXPERIMENTS
@@ -27,6 +26,7 @@ from recprune.experiments.run import (
     run_experiments,
     write_report,
 )
+from recprune.system import free_bytes
 from recprune.types import InputError, InterruptedWorkError, Progress, no_progress
 
 # What a quick run trains: enough to see everything work, in seconds.

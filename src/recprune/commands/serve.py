@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from recprune.serve.configuration import Limits, ServeSettings, read_settings
 from recprune.serve.processes.server import serve
 from recprune.serve.setting_sources import NO_SECRET, PREFIX, option_of
+from recprune.system import available_cores
 from recprune.types import InputError
 
 _ASKING = 4  # searches at a time for every core, where shards do the work
@@ -95,7 +95,7 @@ def _with_running(settings: ServeSettings) -> ServeSettings:
     """Let each worker run as many searches as are its share of the cores, if no number is given."""
     if "running" in settings.limits.model_fields_set:
         return settings
-    share = max(1, len(os.sched_getaffinity(0)) // settings.workers)
+    share = max(1, available_cores() // settings.workers)
     if settings.ray is not None:
         share *= _ASKING  # they wait for shards, most of the time
     limits = settings.limits.model_copy(update={"running": share})

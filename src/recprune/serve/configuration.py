@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -259,3 +260,12 @@ def _has_secret(url: str) -> bool:
         return parts.password is not None or "password" in parts.query.casefold()
     except ValueError:
         return "@" in url  # the histories will say what is wrong with it
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker process is given by its supervisor."""
+
+    settings: ServeSettings
+    reload_number: int  # of the latest good reload
+    reloads: dict[str, int]  # how many there were, by outcome

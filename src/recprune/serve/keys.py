@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from recprune.serve.logs import log_problem
 from recprune.storage import writing_file
+from recprune.system import open_folder
 from recprune.types import InputError
 
 Scope: TypeAlias = Literal["ask", "events", "admin"]
@@ -127,7 +128,7 @@ def _changing(path: Path) -> Iterator[None]:
     The lock is that of its folder: the file itself is replaced, and a lock goes with what is gone.
     """
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = open_folder(path.parent)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     try:

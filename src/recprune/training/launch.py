@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from recprune.system import available_cores, loopback
 from recprune.training.distributed import LostWorkerError
 from recprune.training.signals import requests_to_stop
 from recprune.types import InterruptedWorkError, Json, RecpruneError, needs_extra
@@ -100,9 +101,9 @@ def _start(module: str, job: Json, rank: int, count: int, port: int) -> _WorkerP
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the port is open already
     }
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, available_cores() // count)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    environment.setdefault("GLOO_SOCKET_IFNAME", loopback())
     with theirs:
         process = subprocess.Popen(  # noqa: S603
             # Without the current folder in its path: nothing there is to be imported.

@@ -3,8 +3,9 @@
 Dealing connections out one by one keeps workers equally busy; from a socket that all accept from,
 an idle one may take everything and keep it. Workers are forked from a process that has imported
 what they need and opened nothing, so they share its memory, and the pages of the memory-mapped
-index through the system's cache. One that ends, or gives no sign of life, is replaced. The
-supervisor has no threads and waits in one place, for connections, signals and messages.
+index through the system's cache; where a process must not fork, they are started from nothing
+(`spawning`). One that ends, or gives no sign of life, is replaced. The supervisor has no threads
+and waits in one place, for connections, signals and messages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import gc
 import importlib
 import math
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recprune.cluster import local_cluster
-from recprune.serve.configuration import ServeSettings
+from recprune.serve.configuration import ServeSettings, WorkerJob
 from recprune.serve.engine.backend import num_cpus
 from recprune.serve.keys import read_keys
 from recprune.serve.logs import configure_logs, log, log_problem
@@ -35,6 +35,8 @@ from recprune.serve.processes.crew import BEATS, Crew, Worker
 from recprune.serve.processes.dealer import Dealer
 from recprune.serve.processes.messages import Message
 from recprune.serve.processes.reloads import Reloads
+from recprune.serve.processes.spawning import spawn_worker
+from recprune.system import allow_descriptors, can_fork
 from recprune.types import InputError, StorageError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -58,7 +60,8 @@ def serve(settings: ServeSettings) -> None:
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(figures)
     try:
         with _listen(settings) as listening, _cluster(settings) as settings:
-            importlib.import_module("recprune.serve.processes.worker")
+            if can_fork():
+                importlib.import_module("recprune.serve.processes.worker")
             _Supervisor(settings, listening).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -80,14 +83,11 @@ def _cluster(settings: ServeSettings) -> Iterator[ServeSettings]:
 
 def _within_descriptors(settings: ServeSettings) -> ServeSettings:
     """Let this process and its workers open what the system allows, and promise no more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = most - _OWN_DESCRIPTORS
+    most = allow_descriptors()
     limits = settings.limits
-    if most == resource.RLIM_INFINITY or limits.connections <= room:
+    if most is None or limits.connections <= most - _OWN_DESCRIPTORS:
         return settings
+    room = most - _OWN_DESCRIPTORS
     if room < 1:
         raise InputError(
             f"a process may open {most} files here (ulimit -n), which is too few to serve: "
@@ -190,9 +190,12 @@ class _Supervisor:
         handover, their_handover = socket.socketpair()
         # The first ones may take the time that they need: no client waits for an answer yet.
         patience = self._settings.limits.reload_seconds if self._has_served else math.inf
-        gc.collect()
-        gc.freeze()  # a collection in a worker would write to pages that all share
-        pid = os.fork()
+        if can_fork():
+            gc.collect()
+            gc.freeze()  # a collection in a worker would write to pages that all share
+            pid = os.fork()
+        else:
+            pid = spawn_worker(self._job(), line, their_line, their_handover)
         worker = Worker(pid, line, handover, time.monotonic() + patience)
         self._crew[pid] = worker
         if pid == 0:
@@ -218,13 +221,15 @@ class _Supervisor:
                 other.close()
             from recprune.serve.processes.worker import run_worker
 
-            reloads = (self._reloads.number, self._reloads.counts)
-            code = run_worker(self._settings, line, handover, reloads)
+            code = run_worker(self._job(), line, handover)
         except BaseException as error:
             log_problem("worker failed", {}, error)
         finally:
             sys.stderr.flush()
             os._exit(code)  # what the supervisor would clean up is not ours to clean
+
+    def _job(self) -> WorkerJob:
+        return WorkerJob(self._settings, self._reloads.number, self._reloads.counts)
 
     def _receive(self, worker: Worker) -> None:
         messages = worker.receive()

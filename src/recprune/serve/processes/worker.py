@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from recprune.serve.configuration import ServeSettings
+from recprune.serve.configuration import WorkerJob
 from recprune.serve.engine.engine import Engine
 from recprune.serve.http.app import create_app
 from recprune.serve.http.protocol import protocol_for
@@ -183,24 +183,16 @@ class _Supervised:
         self._writer.write(message.to_line())
 
 
-def run_worker(
-    settings: ServeSettings,
-    line: socket.socket,
-    handover: socket.socket,
-    reloads: tuple[int, dict[str, int]],
-) -> int:
-    """Serve until told to end; return an exit code.
-
-    `reloads` are the number of the latest good one and how many there were, by outcome.
-    """
+def run_worker(job: WorkerJob, line: socket.socket, handover: socket.socket) -> int:
+    """Serve until told to end; return an exit code."""
+    settings = job.settings
     try:
         service = open_service(settings)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray may have put a handler of its own there
     except RecpruneError as error:
         line.sendall(Message("failed", text=str(error)).to_line())
         return CANNOT_START
-    number, outcomes = reloads
-    service.metrics.set_reloads(outcomes)
+    service.metrics.set_reloads(job.reloads)
     config = uvicorn.Config(
         create_app(settings, service),
         http=protocol_for(settings.limits, service.metrics.count_turned_away),
@@ -215,6 +207,6 @@ def run_worker(
     log("worker started", {"version": service.engine.version})
     server = _Server(config, handover)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_Supervised(service, server, line, number).serve())
+        runner.run(_Supervised(service, server, line, job.reload_number).serve())
     log("worker ended", {})
     return 0

@@ -1,0 +1,33 @@
+"""What Linux counts for its processes and interfaces in /proc, which other systems do not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recprune.system import loopback
+
+_PROC = Path("/proc")
+
+
+def has_proc() -> bool:
+    """Whether the functions below can be called."""
+    return (_PROC / "self" / "smaps_rollup").exists()
+
+
+def children(pid: int) -> list[int]:
+    return list(map(int, (_PROC / f"{pid}/task/{pid}/children").read_text().split()))
+
+
+def memory(pid: int, beginning: str) -> int:
+    """Return the bytes of a process that the system counts under names that begin so."""
+    lines = (_PROC / f"{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(beginning))
+
+
+def loopback_bytes() -> int:
+    """Return how many bytes this machine has sent to itself."""
+    for line in (_PROC / "net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == loopback():
+            return int(counters.split()[0])
+    return 0
