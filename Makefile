@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench sanitize fuzz stub requirements clean
+.PHONY: help demo test lowest check format bench sanitize fuzz stub requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ demo: $(VENV)/demo.stamp ## A real grocery log, a model trained on it, what it r
 
 test: $(VENV)/dev.stamp ## Run the tests
 	$(BIN)/python -m pytest
+
+lowest: $(VENV)/dev.stamp ## Run tests with the lowest versions that are allowed; WITH='torch==2.13.0' takes others
+	$(BIN)/python tests/support/lowest.py build/lowest $(WITH)
 
 check: $(VENV)/dev.stamp ## Lint, formatting and types, C++ included
 	$(BIN)/ruff check .

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +36,24 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     return out
+
+
+@pytest.mark.parametrize(
+    ("system", "python", "has_builds"),
+    [
+        ("linux", "3.11", True),
+        ("linux", "3.13", True),
+        ("linux", "3.14", False),
+        ("darwin", "3.13", False),
+    ],
+)
+def test_scann_is_required_where_it_has_builds(system: str, python: str, has_builds: bool) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    peers = map(Requirement, project["optional-dependencies"]["peers"])
+    (scann,) = (requirement for requirement in peers if requirement.name == "scann")
+    assert scann.marker is not None
+    where = {"sys_platform": system, "python_version": python}
+    assert scann.marker.evaluate(where) == has_builds
 
 
 def test_sdist_holds_what_the_build_needs(distributions: Path) -> None:

@@ -208,7 +208,10 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
     known = recommender.item_ids.take(range(3))
     for kind in (pa.list_(pa.int32()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 3)):
         source = tmp_path / "in.parquet"
-        histories = pa.array([known, None, [10**6, known[0], None]], kind)
+        # Arrow before 26 can neither write nor read a list of fixed size that is not there.
+        has_none = not pa.types.is_fixed_size_list(kind) or int(pa.__version__.split(".")[0]) >= 26
+        absent = None if has_none else [10**6] * 3
+        histories = pa.array([known, absent, [10**6, known[0], None]], kind)
         users = pa.array([7, None, 7], pa.uint16())
         pq.write_table(pa.table({"who": users, "what": histories}), source)
         settings = BatchSettings(5, False, user_column="who", history_column="what")
@@ -218,7 +221,7 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         assert found.column("user_id").type == pa.uint16()
         assert found.column("user_id").to_pylist() == [7, None, 7]
         assert found.column("by_popularity").to_pylist() == [False, True, False]
-        assert found.column("unknown").to_pylist() == [0, 0, 2]
+        assert found.column("unknown").to_pylist() == [0, 0 if has_none else 3, 2]
         expected = recommender.recommend([known, [], [known[0]]], 5, exclude_seen=False)
         assert found.column("items").to_pylist() == expected.items
 
