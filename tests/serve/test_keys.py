@@ -283,7 +283,7 @@ def test_keys_added_at_once_are_all_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url",
     ["redis://:hush@127.0.0.1:1/0", "redis://ann:hush@127.0.0.1:1", "rediss://:@127.0.0.1:1",
-     "rediss://127.0.0.1:1?ssl_password=hush"],
+     "rediss://127.0.0.1:1?ssl_password=hush", "redis+cluster://:hush@127.0.0.1:1"],
 )  # fmt: skip
 def test_no_password_is_on_a_command_line(folder: Path, url: str) -> None:
     words = ["serve", str(folder), "--port", "0", "--history", url]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -56,6 +57,71 @@ class RedisServer:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+class RedisCluster:
+    """Three masters of our own, which share the slots."""
+
+    def __init__(self, folder: Path, password: str = "") -> None:
+        self._password = password
+        options = ("--requirepass", password, "--masterauth", password) if password else ()
+        self.servers: list[RedisServer] = []
+        try:
+            for number in range(3):
+                (folder / str(number)).mkdir()
+                bus = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+                self.servers.append(RedisServer(folder / str(number), *bus, *options))
+            places = [f"127.0.0.1:{server.port}" for server in self.servers]
+            self._tell("--cluster", "create", *places, "--cluster-yes")
+            self.wait()
+        except BaseException:
+            self.kill()
+            raise
+        self.url = f"redis+cluster://{places[0]}"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when all of them find that all slots are there."""
+        deadline = time.monotonic() + 30
+        while not all("cluster_state:ok" in self._info(server) for server in self.servers):
+            assert time.monotonic() < deadline, "the cluster does not come together"
+            time.sleep(0.05)
+
+    def move_slots(self, count: int) -> None:
+        """Let the second server have slots of the first, with what is in them."""
+        names = [self._tell("-p", str(one.port), "cluster", "myid").strip() for one in self.servers]
+        first = f"127.0.0.1:{self.servers[0].port}"
+        words = (
+            "--cluster-from",
+            names[0],
+            "--cluster-to",
+            names[1],
+            "--cluster-slots",
+            str(count),
+        )
+        self._tell("--cluster", "reshard", first, *words, "--cluster-yes")
+
+    def _tell(self, *words: str) -> str:
+        done = subprocess.run(
+            ["redis-cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | ({"REDISCLI_AUTH": self._password} if self._password else {}),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def _info(self, server: RedisServer) -> str:
+        return self._tell("-p", str(server.port), "cluster", "info")
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
 
 
 def free_port() -> int:

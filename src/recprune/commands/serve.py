@@ -19,7 +19,7 @@ _SETTINGS = {
     "port": ("PORT", "default 8000; 0 is any"),
     "workers": ("WORKERS", "processes; default 1"),
     "history_url": ("URL", "where users' histories are kept: sqlite:///FILE (the default, beside "
-                    "FOLDER), or redis://HOST:PORT/DATABASE"),
+                    "FOLDER), redis://HOST:PORT/DATABASE or redis+cluster://HOST:PORT"),
     "history_password_file": ("FILE", "a file with the password of Redis; or give it in the "
                               f"variable {PREFIX}HISTORY_PASSWORD"),
     "keys_file": ("FILE", "API keys, made by recprune keys; needed where others can reach the "

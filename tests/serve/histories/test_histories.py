@@ -1,4 +1,4 @@
-"""Histories keep what they acknowledged: one contract, a real SQLite file and a real Redis."""
+"""Histories keep what they acknowledged: one contract, a real SQLite file, a real Redis, a real cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recprune.serve.histories.histories import (
     open_histories,
 )
 from recprune.types import InputError
-from tests.support.histories_places import MOST, RedisServer, bought, opened
+from tests.support.histories_places import MOST, RedisCluster, RedisServer, bought, opened
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,24 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
     server.kill()
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture(params=["sqlite", "redis", "cluster"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty place of either kind."""
+    """An empty place of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/histories.db"
+    if request.param == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("shared_cluster")
+        for one in cluster.servers:
+            with redis.Redis(port=one.port) as client:
+                client.flushall()
+        return cluster.url
     server: RedisServer = request.getfixturevalue("shared_server")
     with redis.Redis(port=server.port) as client:
         client.flushall()
@@ -116,7 +129,7 @@ def test_a_key_outlives_its_event_but_not_for_ever(histories: Histories) -> None
 
 
 ODD = ["", " ", "a b\n\t", "é", "e\u0301", "日本", "🍵\u200d", "a\x00b", "a\x00c", "'; DROP TABLE events--",
-       "{x}:*", "%s", "=", "00", "0", "-1", "\x7f\uffff", "x" * 5000]  # fmt: skip
+       "{x}:*", "%s", "=", "00", "0", "-1", "\x7f\uffff", "x" * 5000, "}", "}{", "{", "{}", "{=0}"]  # fmt: skip
 
 
 def test_odd_names_are_kept_apart_and_come_back_as_they_were(histories: Histories) -> None:
@@ -310,7 +323,7 @@ def test_closed_is_closed(url: str) -> None:
     ["", "histories.db", "sqlite://histories.db", "sqlite:///", "mysql://ann:secret@host/db",
      "redis:", "redis://", "redis:///0", "redis://ann:secret@host:port", "redis://ann:secret@host/db",
      "redis://ann:secret@host:99999", "redis://ann:secret@[host", "redis://host/0#secret",
-     "secret"],
+     "redis+cluster://ann:secret@host/1", "redis+cluster://", "redis+clusters://host", "secret"],
 )  # fmt: skip
 def test_a_bad_url_is_told_what_was_expected(url: str) -> None:
     with pytest.raises(InputError, match="expected .*redis://") as refusal:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,16 @@ from recprune.serve.histories.histories import (
     Histories,
     HistoriesUnavailableError,
     keys_kept,
+    open_histories,
 )
-from tests.support.histories_places import MOST, RedisServer, bought, free_port, opened
+from tests.support.histories_places import (
+    MOST,
+    RedisCluster,
+    RedisServer,
+    bought,
+    free_port,
+    opened,
+)
 
 PASSWORD = "pass:word/with@signs"
 
@@ -213,14 +223,15 @@ def test_something_that_is_not_redis(reply: bytes | None, complaint: str) -> Non
                 call()
 
 
-def test_something_else_under_a_key_of_ours(own_server: RedisServer) -> None:
+@pytest.mark.parametrize("name", ["recprune:{=ann}:events", "recprune:events:ann"])
+def test_something_else_under_a_key_of_ours(own_server: RedisServer, name: str) -> None:
     with opened(own_server.url) as histories, redis.Redis(port=own_server.port) as admin:
-        admin.set("recprune:events:ann", "a letter")
+        admin.set(name, "a letter")
         event = Event("ann", "a", 1.0, key="k")
         for call in (lambda: histories.append([event]), lambda: histories.history("ann")):
             with pytest.raises(HistoriesUnavailableError, match="refused: .*wrong kind of value"):
                 call()
-        admin.delete("recprune:events:ann")
+        admin.delete(name)
         assert histories.append([event]) == 1, "its key was not taken for known"
 
 
@@ -237,6 +248,141 @@ def test_redis_holds_no_more_than_the_bounds(own_server: RedisServer) -> None:
             histories.append(
                 [Event("ann", str(at), at, key=str(at)) for at in range(start, start + 600)]
             )
-        sizes = {name: admin.zcard(name) for name in (b"recprune:events:ann", b"recprune:keys:ann")}
-        assert set(admin.keys()) == {*sizes, b"recprune:arrivals"}
+        ours = b"recprune:{=ann}:"
+        sizes = {name: admin.zcard(name) for name in (ours + b"events", ours + b"keys")}
+        assert set(admin.keys()) == {*sizes, ours + b"arrivals"}
         assert list(sizes.values()) == [MOST, keys_kept(MOST)]
+
+
+# What 0.1.0 has stored ---------------------------------------------------------------------------
+
+
+def store_as_0_1_0(server: RedisServer, user: str, events: list[tuple[str, float, str]]) -> None:
+    """Store items, timestamps and keys as that version did, with one counter for all users."""
+    with redis.Redis(port=server.port) as client:
+        for item, timestamp, key in events:
+            arrival = int(client.incr("recprune:arrivals"))
+            client.zadd(f"recprune:events:{user}", {f"{arrival:016d}{item}": timestamp})
+            client.zadd(f"recprune:keys:{user}", {key: arrival})
+
+
+@pytest.mark.parametrize("user", ["ann", "", "}", "{=ann}"])
+def test_histories_of_0_1_0_go_on(own_server: RedisServer, user: str) -> None:
+    later = math.nextafter(1.7e9, math.inf)
+    old = [("b", later, "k1"), ("z", 7.0, "k2"), ("a", 7.0, "k3"), ("c", 1.7e9, "k4")]
+    store_as_0_1_0(own_server, "bob", [("x", 1.0, "k1")])
+    store_as_0_1_0(own_server, user, old)
+    dated = [("z", 7.0), ("a", 7.0), ("c", 1.7e9), ("b", later)]
+    with opened(own_server.url) as histories, redis.Redis(port=own_server.port) as admin:
+        assert histories.dated_history(user) == dated, "before anything is written"
+        known = [Event(user, "again", 9.0, key=f"k{number}") for number in (1, 2, 3, 4)]
+        assert histories.append(known) == 0
+        assert histories.dated_history(user) == dated
+        assert histories.append([Event(user, "d", 7.0, key="k5")]) == 1
+        assert histories.history(user) == ["z", "a", "d", "c", "b"]
+        assert not admin.exists(f"recprune:events:{user}", f"recprune:keys:{user}")
+        assert histories.history("bob") == ["x"], "is left where it is until there is an event"
+        store_as_0_1_0(own_server, user, [("e", 2e9, "k6")])  # by one that still runs
+        assert histories.history(user) == ["a", "d", "c", "b", "e"]
+        assert histories.append([Event(user, "f", 3e9)]) == 1
+        assert histories.history(user) == ["d", "c", "b", "e", "f"]
+
+
+# A cluster ---------------------------------------------------------------------------------------
+
+USERS = [f"user {number}" for number in range(30)]  # some on each of three servers
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[RedisCluster]:
+    """A cluster that a test may hurt."""
+    cluster = RedisCluster(tmp_path)
+    yield cluster
+    cluster.kill()
+
+
+def test_users_are_spread_over_a_cluster(own_cluster: RedisCluster) -> None:
+    with opened(own_cluster.url) as histories:
+        histories.append([Event(user, "a", 1.0, key="k") for user in USERS])
+        histories.ready()
+    for server in own_cluster.servers:
+        with redis.Redis(port=server.port) as client:
+            names = [name.decode() for name in client.scan_iter()]
+        assert sum(name.endswith(":events") for name in names) > 0
+        assert sum(name.startswith("recprune:ready") for name in names) == 1
+
+
+def test_a_cluster_that_is_down_is_waited_for(own_cluster: RedisCluster) -> None:
+    events = [Event(user, "a", 1.0, key="k") for user in USERS]
+    own_cluster.kill()
+    with opened(own_cluster.url) as histories, opened(own_cluster.url) as others:
+        for call in (histories.ready, lambda: histories.append(events)):
+            with pytest.raises(
+                HistoriesUnavailableError, match="Redis Cluster .*cannot be reached"
+            ):
+                call()
+        own_cluster.start()
+        wait_until_ready(histories)
+        assert histories.append(events) == len(USERS)
+        wait_until_ready(others)
+        own_cluster.servers[1].kill()
+        for each in (histories, others):
+            with pytest.raises(HistoriesUnavailableError):
+                each.ready()
+            with pytest.raises(HistoriesUnavailableError):
+                each.append(events)
+        own_cluster.servers[1].start()
+        own_cluster.wait()
+        for each in (histories, others):
+            wait_until_ready(each)
+            assert each.append(events) == 0
+            assert all(each.history(user) == ["a"] for user in USERS)
+
+
+def test_slots_may_move_between_two_batches(own_cluster: RedisCluster) -> None:
+    with opened(own_cluster.url) as histories:
+        assert histories.append([Event(user, "a", 1.0) for user in USERS]) == len(USERS)
+        own_cluster.move_slots(3000)
+        assert histories.append([Event(user, "b", 2.0) for user in USERS]) == len(USERS)
+        assert all(histories.history(user) == ["a", "b"] for user in USERS)
+
+
+def test_a_cluster_with_a_password(tmp_path: Path) -> None:
+    cluster = RedisCluster(tmp_path, password=PASSWORD)
+    try:
+        with closing(open_histories(cluster.url, MOST, PASSWORD)) as histories:
+            assert histories.append(bought("ann", "a") + bought("bob", "b")) == 2
+            assert histories.history("ann") == ["a"]
+        with (
+            closing(open_histories(cluster.url, MOST, "wrong")) as histories,
+            pytest.raises(HistoriesUnavailableError, match="wrong user or password"),
+        ):
+            histories.ready()
+    finally:
+        cluster.kill()
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_cluster_that_gives_no_answer_is_not_asked_again(
+    own_cluster: RedisCluster, users: int
+) -> None:
+    """Servers that go on too late have run a script once, though a second try would succeed."""
+    events = [Event(user, "a", 1.0) for user in USERS[:users]]
+
+    def tell(number: signal.Signals) -> None:
+        for server in own_cluster.servers:
+            server.process.send_signal(number)
+
+    with opened(f"{own_cluster.url}?socket_timeout=0.4") as histories:
+        histories.ready()
+        tell(signal.SIGSTOP)
+        going_on = threading.Timer(0.6, tell, [signal.SIGCONT])
+        going_on.start()
+        try:
+            with pytest.raises(HistoriesUnavailableError, match="does not answer in time"):
+                histories.append(events)
+        finally:
+            going_on.join()
+        wait_until_ready(histories)
+        assert histories.history(USERS[0]) == ["a"], "it was sent before"
+        assert all(len(histories.history(user)) <= 1 for user in USERS[:users])

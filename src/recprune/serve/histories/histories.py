@@ -3,8 +3,9 @@
 What holds for every place:
 
 - An event that `append` has returned for is durable (Redis: see `redis_histories`). A batch is
-  kept whole or not at all. If `append` raises, the events may or may not have been kept (an
-  answer can be lost on its way), so a client that cannot bear a repetition gives each event a key.
+  kept whole or not at all (in a Redis Cluster: what it has of each user). If `append` raises, the
+  events may or may not have been kept (an answer can be lost on its way), so a client that cannot
+  bear a repetition gives each event a key.
 - A history is in order of timestamp, then of arrival, and holds the newest `most` items.
 - A key names an event of a user: a second event of that user with the same key is ignored, even
   from another process at the same moment. A key outlives its event in the history; each user's
@@ -27,8 +28,10 @@ from recprune.types import InputError, RecpruneError
 PATIENCE_S = 5.0  # how long a call waits for a lock or an answer before it gives up
 
 _SQLITE = "sqlite:///"
-_REDIS = ("redis://", "rediss://")
-_EXPECTED = "sqlite:///FILE or redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]"
+_REDIS = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://")
+EXPECTED = (  # of a url of Redis
+    "redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE] or redis+cluster://[USER:PASSWORD@]HOST[:PORT]"
+)
 
 
 class HistoriesUnavailableError(RecpruneError):
@@ -100,7 +103,9 @@ def open_histories(url: str, most: int, password: str | None = None) -> Historie
         return RedisHistories(url, most, password)
     # Whatever it is, it may hold a password: only the scheme is repeated.
     scheme = url.partition(":")[0] if isinstance(url, str) and ":" in url else "no scheme"
-    raise InputError(f"the url of the histories begins with {scheme!r:.20}, expected {_EXPECTED}")
+    raise InputError(
+        f"the url of the histories begins with {scheme!r:.20}, expected sqlite:///FILE, {EXPECTED}"
+    )
 
 
 def keys_kept(most: int) -> int:
