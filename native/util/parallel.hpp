@@ -10,6 +10,15 @@
 
 namespace recprune {
 
+// Threads that are waited for, whatever happens. The standard library of macOS has no std::jthread.
+struct JoinedThreads {
+    std::vector<std::thread> threads;
+
+    ~JoinedThreads() {
+        for (std::thread& thread : threads) thread.join();
+    }
+};
+
 // Calls work(0) … work(count − 1), each once, on up to `threads` threads (the caller's is one of
 // them). If calls throw, the exception of the lowest number is rethrown after all have ended.
 template <class Work>
@@ -36,9 +45,9 @@ void run_in_parallel(std::size_t count, std::size_t threads, const Work& work) {
         }
     };
     {
-        std::vector<std::jthread> pool;
+        JoinedThreads helpers;
         for (std::size_t helper = 1; helper < threads && helper < count; ++helper)
-            pool.emplace_back(run);
+            helpers.threads.emplace_back(run);
         run();
     }
     if (failure) std::rethrow_exception(failure);
