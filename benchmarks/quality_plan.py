@@ -51,22 +51,22 @@ _REVIEWS = {
     "exclude_seen": True, "batches_per_epoch": 2000, "validation_users": 8192,
     "full_epochs": 40, "code_epochs": 40,
 }  # fmt: skip
-_LEAVE_ONE_OUT = ("--holdout", "leave-one-out")
+_LEAVE_ONE_OUT = ("--holdout", "leave-one-out", "--validation-users")
 _SITTING = ("--validation", "sitting", "--validation-users", "2048")
-_TEMPORAL = ("--min-history", "5", "--validation", "temporal", "--validation-users", "2048")
+_TEMPORAL = ("--min-history", "5", "--validation", "temporal", "--validation-users")
 
 LOGS = {
     "amazon-beauty": Log(
         "amazon-beauty",
-        (*_LEAVE_ONE_OUT, "--validation-users", "4096"),
+        (*_LEAVE_ONE_OUT, "4096"),
         "gsasrec",
         {**_REVIEWS, "dropout": 0.4},
         True,
     ),
-    "yelp": Log("yelp", (*_LEAVE_ONE_OUT, "--validation-users", "8192"), "gsasrec", _REVIEWS, True),
+    "yelp": Log("yelp", (*_LEAVE_ONE_OUT, "8192"), "gsasrec", _REVIEWS, True),
     "ml-1m": Log(
         "MovieLens-1M",
-        (*_LEAVE_ONE_OUT, "--validation-users", "6040"),
+        (*_LEAVE_ONE_OUT, "6040"),
         "esasrec",
         {
             **_WHOLE, **_LONG, "width": 256, "num_heads": 2, "length": 200, "dropout": 0.3,
@@ -88,7 +88,7 @@ LOGS = {
     ),
     "gitlog": Log(
         "gitlog",
-        (*_TEMPORAL[:-1], "4096"),
+        (*_TEMPORAL, "4096"),
         "recommended",
         {**_LONG, **_NO_TRANSITIONS, "own_scores": 0.0, "dropout": 0.5, "full_epochs": 4,
          "code_epochs": 10, "batches_per_epoch": 150, "validation_users": 4096},
@@ -96,7 +96,7 @@ LOGS = {
     ),
     "tmall-like": Log(
         "tmall-like",
-        _TEMPORAL,
+        (*_TEMPORAL, "2048"),
         "recommended",
         {**_LONG, "width": 64, "length": 50, "repeats": 100, "activity": False, "full_epochs": 4,
          "code_epochs": 8, "batches_per_epoch": 300, "validation_users": 2048},

@@ -14,8 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from recprune import Index, StorageError
+from recprune.search import reference
 from recprune.storage import Saved, load_folder, save_folder
-from recprune.types import Json
+from recprune.types import Float32Array, Json
+from tests.support.search_cases import Case, assert_same
 
 NUM_ITEMS = 700
 NO_ITEM = 2**32 - 1
@@ -207,3 +209,58 @@ def test_no_folder_reaches_foreign_memory(tmp_path: Path, name: str, change: Any
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"refused {tmp_path}"), result.stdout
     assert name in result.stdout
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+def test_a_saved_index_of_few_splits(tmp_path: Any, num_splits: int) -> None:
+    rng = np.random.default_rng(num_splits)
+    codes = rng.integers(0, 5, (300, num_splits)).astype(np.uint8)
+    embeddings = rng.standard_normal((num_splits, 5, 2)).astype(np.float32)
+    Index.build(codes, embeddings, layout="compact").save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index", verify=True)
+    phi = rng.standard_normal(2 * num_splits).astype(np.float32)
+    scores = reference.sub_item_scores(phi, embeddings)
+    assert_same(loaded.search(phi, 7), reference.exhaustive(scores, codes, 7), num_splits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["codes", "list_offsets", "list_second_codes", "list_bases", "list_steps", "list_codes",
+     "list_items", "cell_offsets", "cell_keys", "cell_items", "item_bias"],
+)  # fmt: skip
+def test_parts_that_do_not_fit_together_are_refused(
+    trained: tuple[Index, Float32Array, Case], name: str
+) -> None:
+    index, _, case = trained
+    bias = np.zeros(len(case.codes), np.float32)
+    index = Index.build(case.codes, index.sub_item_embeddings(), item_bias=bias)
+    parts = index.parts()
+    arrays = {**parts.arrays, name: parts.arrays[name][:-1].copy()}
+    with pytest.raises(StorageError, match=r"mine: \w+ is \w+\[.*\], expected \w+\["):
+        Index.from_parts(replace(parts, arrays=arrays), "mine")
+
+
+def test_parts_of_another_kind_or_version_are_refused(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    parts = trained[0].parts()
+    with pytest.raises(StorageError, match="mine: index format version 99, this recprune reads 4"):
+        Index.from_parts(replace(parts, version=99), "mine")
+    with pytest.raises(StorageError, match="mine: holds a saved codebook, not an index"):
+        Index.from_parts(replace(parts, kind="codebook"), "mine")
+
+
+@pytest.mark.parametrize("layout", ["full", "compact"])
+def test_a_saved_index_answers_the_same(
+    trained: tuple[Index, Float32Array, Case], tmp_path: Any, layout: Any
+) -> None:
+    _, phi, case = trained
+    embeddings = np.random.default_rng(5).standard_normal((8, 256, 16)).astype(np.float32)
+    bias = np.random.default_rng(6).random(20_000).astype(np.float32)
+    index = Index.build(case.codes, embeddings, item_bias=bias, layout=layout)
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index", verify=True)
+    assert loaded.describe() == index.describe()
+    one, other = index.search(phi, 10), loaded.search(phi, 10)
+    assert np.array_equal(one.ids, other.ids)
+    assert np.array_equal(one.scores, other.scores)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from recprune import (
     METHODS,
@@ -25,144 +20,16 @@ from recprune import (
     InputError,
     RecJPQPrune,
     Scan,
-    StorageError,
     build_posting_lists,
     instruction_set,
 )
 from recprune._native import instruction_sets
 from recprune.search import reference
 from recprune.search.methods import Method
-from recprune.search.question import ScoreOverflowError
 from recprune.types import Float32Array
+from tests.support.search_cases import Case, assert_same, cases, methods_for, some_boosts
 
 ISAS = instruction_sets()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("RECPRUNE_ISA", request.param)
-    return str(request.param)
-
-
-@dataclass
-class Case:
-    """A catalogue and a question that a careless search would get wrong."""
-
-    codes: NDArray[Any]
-    scores: Float32Array
-    k: int
-    bias: Float32Array | None
-    exclude: list[int] | None
-    allow: NDArray[np.bool_] | None
-    floor: float | None = None
-    boosts: tuple[NDArray[np.int64], Float32Array] | None = None
-
-    def index(self, layout: Any = "auto") -> Index:
-        num_splits, num_sub_items = self.scores.shape
-        embeddings = np.ones((num_splits, num_sub_items, 1), np.float32)
-        return Index.build(self.codes, embeddings, item_bias=self.bias, layout=layout)
-
-    def expected(self) -> tuple[NDArray[np.int64], Float32Array]:
-        eligible = np.ones(len(self.codes), bool) if self.allow is None else self.allow.copy()
-        if self.exclude:
-            eligible[self.exclude] = False
-        ids, scores = reference.exhaustive(
-            self.scores,
-            self.codes,
-            self.k,
-            bias=self.bias,
-            eligible=eligible,
-            boosts=self.boosts,
-        )
-        if self.floor is not None:
-            ids, scores = ids[scores >= self.floor], scores[scores >= self.floor]
-        missing = self.k - len(ids)
-        return (
-            np.concatenate([ids, np.full(missing, -1)]),
-            np.concatenate([scores, np.full(missing, -np.inf, np.float32)]),
-        )
-
-
-# Equal, opposite, tiny and huge values: everything that rounding and ties can trip over.
-AWKWARD = [0.0, -0.0, 1.0, -1.0, 0.1, 0.3, 1e-45, -1e-45, 1e-38, 1e30, -1e30, 16777216.0, 1.0000001]
-
-
-def some_boosts(
-    rng: np.random.Generator, num_items: int, share: float
-) -> tuple[NDArray[np.int64], Float32Array]:
-    """Boosts for a share of the items, in any order: that tie, sink, raise a little or a lot."""
-    items = rng.permutation(num_items)[: max(1, int(share * num_items))]
-    kinds = [AWKWARD, [1 / 3, -1 / 3, 2 / 3, 0.0], [0.1, -0.1], [50.0, -50.0], [1e-7, -0.0]]
-    return items, rng.choice(kinds[rng.integers(len(kinds))], len(items)).astype(np.float32)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    num_splits = draw(st.sampled_from([8, 8, 8, 1, 2, 3, 5, 16]))
-    num_sub_items = draw(st.sampled_from([2, 3, 7, 64, 256, 300]))
-    num_items = draw(st.sampled_from([0, 1, 2, 63, 64, 65, 200, 1000]))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    dtype = np.uint8 if num_sub_items <= 256 else np.uint16
-    codes = rng.integers(0, num_sub_items, (num_items, num_splits)).astype(dtype)
-    if num_items and draw(st.booleans()):  # many items with few codes: ties by the dozen
-        codes = codes[rng.integers(0, min(num_items, 4), num_items)]
-    if num_splits > 1 and draw(st.booleans()):  # long lists, and few to many codes to sort them by
-        codes[:, 0] = codes[:, 0] % draw(st.sampled_from([1, 2]))
-        few = codes[:, 1].astype(int) % draw(st.integers(1, num_sub_items))
-        codes[:, 1] = num_sub_items - 1 - few
-    shape = (num_splits, num_sub_items)
-    kind = draw(st.sampled_from(["normal", "awkward", "equal", "steps", "peaked", "negative"]))
-    if kind == "normal":
-        scores = rng.standard_normal(shape)
-    elif kind == "awkward":
-        scores = rng.choice(AWKWARD, shape)
-    elif kind == "equal":
-        scores = np.full(shape, 0.1)
-    elif kind == "steps":
-        scores = rng.integers(-2, 3, shape) / 3
-    elif kind == "negative":
-        scores = -np.exp(rng.standard_normal(shape) * 3)
-    else:
-        scores = rng.standard_normal(shape) - 5
-        scores[:, 0] += 10
-    k = draw(st.sampled_from([0, 1, 2, 10, 128, 129, num_items // 2, num_items, num_items + 3]))
-    bias = None
-    if draw(st.integers(0, 3)) == 0:
-        bias = rng.choice([0.0, -0.0, 0.5, -3.0, 1e-8], num_items).astype(np.float32)
-    exclude = None
-    if num_items and draw(st.booleans()):
-        exclude = rng.integers(0, num_items, draw(st.integers(0, 30))).tolist()
-    allow = None
-    if draw(st.booleans()):
-        allow = rng.random(num_items) < draw(st.sampled_from([0.0, 0.01, 0.3, 1.0]))
-    case = Case(codes, scores.astype(np.float32), k, bias, exclude, allow)
-    if num_items and draw(st.booleans()):
-        case.boosts = some_boosts(rng, num_items, draw(st.sampled_from([0.01, 0.2, 0.9, 1.0])))
-    found = case.expected()[1]
-    found = found[np.isfinite(found)]
-    if len(found) and draw(st.booleans()):  # at a score, a hair beside it, or out of reach
-        score = found[draw(st.integers(0, len(found) - 1))]
-        beside = [np.nextafter(score, np.float32(side)) for side in (-np.inf, np.inf)]
-        case.floor = float(draw(st.sampled_from([score, *beside, -np.inf, np.inf])))
-    return case
-
-
-def assert_same(top: Any, expected: tuple[NDArray[np.int64], Float32Array], where: object) -> None:
-    ids, scores = expected
-    assert np.array_equal(top.ids, ids), where
-    assert np.array_equal(top.scores.view(np.uint32), scores.view(np.uint32)), where
-
-
-def methods_for(index: Index) -> list[str]:
-    """All methods that this index can run on given sub-item scores."""
-    scores = np.zeros((index.num_splits, index.num_sub_items), np.float32)
-    able = []
-    for method in METHODS:
-        with suppress(InputError):
-            index.search_scores(scores, 1, method=method)
-            able.append(method)
-    assert {"auto", "pqtopk"} <= set(able)
-    return able
 
 
 # `make fuzz` asks for many more, and for other ones each time.
@@ -333,16 +200,6 @@ def test_sub_item_scores_have_the_same_bits_everywhere(monkeypatch: pytest.Monke
             assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), name
 
 
-@pytest.fixture(scope="module")
-def trained() -> tuple[Index, Float32Array, Case]:
-    rng = np.random.default_rng(5)
-    codes = rng.integers(0, 256, (20_000, 8)).astype(np.uint8)
-    embeddings = rng.standard_normal((8, 256, 16)).astype(np.float32)
-    phi = rng.standard_normal((40, 128)).astype(np.float32)
-    case = Case(codes, reference.sub_item_scores(phi[0], embeddings), 10, None, None, None)
-    return Index.build(codes, embeddings, threads=2), phi, case
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_sequence_embeddings_by_every_method(
     trained: tuple[Index, Float32Array, Case], method: str
@@ -476,198 +333,6 @@ def test_the_paper_s_algorithm_takes_the_specification_s_steps(
         top = index.search(phi[0], k, method=RecJPQPrune(sub_items_per_step=sub_items_per_step))
         assert_same(top, (ids, scores), sub_items_per_step)
         assert top.stats.steps.tolist() == [steps]
-
-
-# Boosts ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_boosts_by_hand(method: str) -> None:
-    """Five items with the scores 1 to 5: one rises to the top, one sinks, one ties."""
-    codes = np.arange(5, dtype=np.uint8)[:, None]
-    index = Index.build(codes, np.arange(1, 6, dtype=np.float32)[None, :, None])
-    if method == "cells":
-        codes = np.concatenate([codes, np.zeros((5, 7), np.uint8)], axis=1)
-        embeddings = np.zeros((8, 5, 1), np.float32)
-        embeddings[0, :, 0] = np.arange(1, 6)
-        index = Index.build(codes, embeddings)
-    phi = np.ones(index.width, np.float32)
-    boosts = ([4, 0, 2], [-10.0, 9.0, 1.0])
-    top = index.search(phi, 5, method=method, boosts=boosts)
-    assert top.ids.tolist() == [0, 2, 3, 1, 4]
-    assert top.scores.tolist() == [10.0, 4.0, 4.0, 2.0, -5.0]
-    top = index.search(phi, 5, method=method, boosts=boosts, exclude=[0], floor=0.0)
-    assert top.ids.tolist() == [2, 3, 1, -1, -1]
-    allow = np.array([True, True, False, False, True])
-    top = index.search(phi, 2, method=method, boosts=boosts, allow=allow)
-    assert top.ids.tolist() == [0, 1]
-    assert index.search(phi, 0, method=method, boosts=boosts).ids.shape == (0,)
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("offset", [0, 1, 4])
-def test_arrays_may_lie_anywhere_in_memory(offset: int, order: str) -> None:
-    """Views into a file's bytes are not aligned, and some machines write the other way round."""
-
-    def placed(values: list[float], kind: str) -> NDArray[Any]:
-        whole = np.array(values, order + kind)
-        return np.frombuffer(b"." * offset + whole.tobytes(), whole.dtype, offset=offset)
-
-    codes = np.arange(5, dtype=np.uint8)[:, None]
-    index = Index.build(codes, np.arange(1, 6, dtype=np.float32)[None, :, None])
-    phi = np.ones(1, np.float32)
-    for kind in ("i8", "i4", "u8"):
-        ids = placed([4, 2], kind)
-        assert index.search(phi, 2, exclude=ids).ids.tolist() == [3, 1]
-        assert index.search(phi[None], 2, exclude=[ids]).ids.tolist() == [[3, 1]]
-        boosts = (ids, placed([-9.0, 9.0], "f4"))
-        assert index.search(phi, 2, boosts=boosts).ids.tolist() == [2, 3]
-
-
-@pytest.mark.parametrize("layout", ["full", "compact"])
-@pytest.mark.parametrize("method", METHODS)
-def test_boosts_of_a_batch_are_those_of_its_queries(
-    trained: tuple[Index, Float32Array, Case], method: str, layout: Any
-) -> None:
-    index, phi, case = trained
-    rng = np.random.default_rng(8)
-    bias = rng.standard_normal(len(case.codes)).astype(np.float32)
-    index = Index.build(case.codes, index.sub_item_embeddings(), item_bias=bias, layout=layout)
-    if layout == "compact" and method in ("cells", "recjpqprune"):
-        return
-    tables = index.sub_item_scores(phi[:6])
-    shares = [0.0001, 0.01, 0.5, 1.0, 0.01]
-    boosts: list[Any] = [some_boosts(rng, len(case.codes), share) for share in shares]
-    boosts.append(([], []))
-    whole = index.search(phi[:6], 30, method=method, boosts=boosts, threads=3)
-    for query in range(6):
-        ids, values = boosts[query]
-        given = (np.array(ids, np.int64), np.array(values, np.float32))
-        expected = reference.exhaustive(tables[query], case.codes, 30, bias=bias, boosts=given)
-        assert np.array_equal(whole.ids[query], expected[0]), query
-        bits = expected[1].view(np.uint32)
-        assert np.array_equal(whole.scores[query].view(np.uint32), bits), query
-        one = index.search(phi[query], 30, method=method, boosts=boosts[query])
-        assert_same(one, expected, (method, query))
-    assert whole.stats.exact.all()
-
-
-@pytest.mark.parametrize("k", [1, 10, 300])
-@pytest.mark.parametrize("method", [RecJPQPrune, Scan, Cells, Auto])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_steps": 1},
-        {"max_steps": 20},
-        {"over_inflation": 0.3},
-        {"over_inflation": 0.9, "max_steps": 3},
-        {"deadline_us": 1.0},
-    ],
-)
-def test_bounds_of_unsafe_searches_hold_for_boosted_items_too(
-    trained: tuple[Index, Float32Array, Case], method: Any, settings: dict[str, Any], k: int
-) -> None:
-    index, phi, case = trained
-    rng = np.random.default_rng(k)
-    for query in range(12):
-        boosts = some_boosts(rng, len(case.codes), rng.choice([1e-4, 0.002, 0.3]))
-        floor = rng.choice([-np.inf, -20.0, 20.0])
-        table = index.sub_item_scores(phi[query])
-        ids, scores = reference.exhaustive(table, case.codes, k, boosts=boosts)
-        ids, scores = ids[scores >= floor], scores[scores >= floor]
-        top = index.search(
-            phi[query], k, method=method(**settings), boosts=boosts, floor=float(floor)
-        )
-        missed = ~np.isin(ids, top.ids)
-        assert (scores[missed] <= top.stats.upper_bound[0]).all()
-        if top.stats.exact[0]:
-            assert np.array_equal(top.ids[top.ids >= 0], ids)
-        everything, all_scores = reference.exhaustive(
-            table, case.codes, len(case.codes), boosts=boosts
-        )
-        left_out = ~np.isin(everything, top.ids) & (all_scores >= floor)
-        assert (all_scores[left_out] <= top.stats.upper_bound[0]).all()
-        # Every boosted item was scored, so none that belongs there is missing.
-        assert not np.isin(ids[missed], boosts[0]).any()
-        assert top.stats.items_scored[0] >= len(boosts[0])
-
-
-@pytest.mark.parametrize(
-    "as_ids",
-    [
-        list,
-        tuple,
-        lambda ids: np.array(ids, np.int32),
-        lambda ids: np.array(ids, np.uint32),
-        lambda ids: np.array(ids, np.uint64),
-        lambda ids: np.array(ids, np.uint16),
-        lambda ids: np.array(ids, ">i8"),
-        lambda ids: np.repeat(np.array(ids), 2)[::2],
-        lambda ids: array("q", ids),
-    ],
-)
-def test_ids_may_come_in_any_integer_type(
-    trained: tuple[Index, Float32Array, Case], as_ids: Callable[[list[int]], Any]
-) -> None:
-    index, phi, case = trained
-    ids, values = [*range(19, 2, -2), 11_111, 0], np.linspace(-3, 90, 11, dtype=np.float32)
-    excluded = index.search(phi[0], 5).ids.tolist()
-    excluded += excluded  # once or twice is all the same
-    eligible = np.ones(len(case.codes), bool)
-    eligible[excluded] = False
-    table = index.sub_item_scores(phi[0])
-    expected = reference.exhaustive(
-        table, case.codes, 20, eligible=eligible, boosts=(np.array(ids), values)
-    )
-    boosts = (as_ids(ids), values)
-    assert_same(index.search(phi[0], 20, exclude=as_ids(excluded), boosts=boosts), expected, "one")
-    batch = index.search(phi[:1], 20, exclude=[as_ids(excluded)], boosts=[boosts])
-    assert batch.ids[0].tolist() == expected[0].tolist()
-
-
-def test_boosts_that_are_strong_or_weak_do_not_make_a_search_longer() -> None:
-    """Neither they nor a low floor may pass for a threshold that is of use."""
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (200_000, 8)).astype(np.uint8)
-    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
-    items = rng.permutation(200_000)[:200]
-    for isa in ISAS:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RECPRUNE_ISA", isa)
-            for _ in range(10):
-                scores = rng.standard_normal((8, 256)).astype(np.float32)
-                plain = index.search_scores(scores, 10, method="cells")
-                weak = np.full(200, 1e-3, np.float32)
-                for boosted in (weak, 40 * np.ones(200, np.float32)):
-                    top = index.search_scores(scores, 10, method="cells", boosts=(items, boosted))
-                    touched = int(top.stats.items_touched[0])
-                    assert touched <= 1.5 * plain.stats.items_touched[0] + 1000
-                low = index.search_scores(scores, 10, method="cells", floor=-40.0)
-                assert low.stats.items_touched[0] <= 1.5 * plain.stats.items_touched[0] + 1000
-
-
-def test_a_compact_index_may_be_asked_for_boosts_first_by_many_threads(
-    trained: tuple[Index, Float32Array, Case],
-) -> None:
-    index, phi, case = trained
-    boosts = some_boosts(np.random.default_rng(1), len(case.codes), 0.01)
-    fresh = Index.build(case.codes, index.sub_item_embeddings(), layout="compact")
-    expected = index.search(phi[0], 10, boosts=boosts).ids
-    with ThreadPoolExecutor(8) as pool:
-        asked = pool.map(lambda _: fresh.search(phi[0], 10, boosts=boosts).ids, range(32))
-    assert all(np.array_equal(ids, expected) for ids in asked)
-
-
-def test_boosts_that_float32_cannot_add_are_refused(
-    trained: tuple[Index, Float32Array, Case],
-) -> None:
-    index, phi, _ = trained
-    for method in METHODS:
-        for value in (3e38, -3e38):
-            boosts = [([], []), ([5], [1e30]), ([9], [value])]
-            with pytest.raises(ScoreOverflowError, match="query 2: scores would over") as caught:
-                index.search(1e36 * phi[:3], 10, method=method, boosts=boosts)
-            assert caught.value.query == 2
 
 
 # Unsafe settings ---------------------------------------------------------------------------------
@@ -945,64 +610,6 @@ def test_to_faiss_and_back(trained: tuple[Index, Float32Array, Case]) -> None:
         Index.from_faiss(faiss.IndexPQ(16, 2, 8))
     with pytest.raises(InputError, match="needs 256 sub-items"):
         Index.build(np.zeros((5, 2), np.uint8), np.ones((2, 4, 1), np.float32)).to_faiss()
-
-
-# Files -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_splits", [1, 2, 3])
-def test_a_saved_index_of_few_splits(tmp_path: Any, num_splits: int) -> None:
-    rng = np.random.default_rng(num_splits)
-    codes = rng.integers(0, 5, (300, num_splits)).astype(np.uint8)
-    embeddings = rng.standard_normal((num_splits, 5, 2)).astype(np.float32)
-    Index.build(codes, embeddings, layout="compact").save(tmp_path / "index")
-    loaded = Index.load(tmp_path / "index", verify=True)
-    phi = rng.standard_normal(2 * num_splits).astype(np.float32)
-    scores = reference.sub_item_scores(phi, embeddings)
-    assert_same(loaded.search(phi, 7), reference.exhaustive(scores, codes, 7), num_splits)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["codes", "list_offsets", "list_second_codes", "list_bases", "list_steps", "list_codes",
-     "list_items", "cell_offsets", "cell_keys", "cell_items", "item_bias"],
-)  # fmt: skip
-def test_parts_that_do_not_fit_together_are_refused(
-    trained: tuple[Index, Float32Array, Case], name: str
-) -> None:
-    index, _, case = trained
-    bias = np.zeros(len(case.codes), np.float32)
-    index = Index.build(case.codes, index.sub_item_embeddings(), item_bias=bias)
-    parts = index.parts()
-    arrays = {**parts.arrays, name: parts.arrays[name][:-1].copy()}
-    with pytest.raises(StorageError, match=r"mine: \w+ is \w+\[.*\], expected \w+\["):
-        Index.from_parts(replace(parts, arrays=arrays), "mine")
-
-
-def test_parts_of_another_kind_or_version_are_refused(
-    trained: tuple[Index, Float32Array, Case],
-) -> None:
-    parts = trained[0].parts()
-    with pytest.raises(StorageError, match="mine: index format version 99, this recprune reads 4"):
-        Index.from_parts(replace(parts, version=99), "mine")
-    with pytest.raises(StorageError, match="mine: holds a saved codebook, not an index"):
-        Index.from_parts(replace(parts, kind="codebook"), "mine")
-
-
-@pytest.mark.parametrize("layout", ["full", "compact"])
-def test_a_saved_index_answers_the_same(
-    trained: tuple[Index, Float32Array, Case], tmp_path: Any, layout: Any
-) -> None:
-    _, phi, case = trained
-    embeddings = np.random.default_rng(5).standard_normal((8, 256, 16)).astype(np.float32)
-    bias = np.random.default_rng(6).random(20_000).astype(np.float32)
-    index = Index.build(case.codes, embeddings, item_bias=bias, layout=layout)
-    index.save(tmp_path / "index")
-    loaded = Index.load(tmp_path / "index", verify=True)
-    assert loaded.describe() == index.describe()
-    one, other = index.search(phi, 10), loaded.search(phi, 10)
-    assert np.array_equal(one.ids, other.ids)
-    assert np.array_equal(one.scores, other.scores)
 
 
 def test_changing_the_arrays_given_changes_nothing() -> None:

@@ -34,7 +34,6 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.types import Json
-from tests.search.test_search import some_boosts
 from tests.support.clusters import (
     Cluster,
     descendants,
@@ -42,6 +41,7 @@ from tests.support.clusters import (
     ray_environment,
     running_cluster,
 )
+from tests.support.search_cases import some_boosts
 from tests.support.serving import wait_until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")

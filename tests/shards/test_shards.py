@@ -46,7 +46,7 @@ from recprune.shards.folder import (
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
 from recprune.storage import MANIFEST, Saved, json_checksum, load_folder, save_folder
 from recprune.types import Float32Array
-from tests.search.test_search import Case, cases, methods_for, some_boosts
+from tests.support.search_cases import Case, cases, methods_for, some_boosts
 
 Pieces = list[tuple[Shard, Index]]
 

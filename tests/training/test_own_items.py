@@ -19,7 +19,7 @@ from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.holdout import Targets
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import Recommender
-from recprune.training.checkpoint import look_up_tables
+from recprune.training.checkpoint import attach_tables
 from recprune.training.loop import train, validation_ndcg
 from recprune.training.minibatches import (
     Minibatch,
@@ -68,7 +68,7 @@ def model_with_head(prepared: Prepared, settings: Settings) -> SequenceModel:
     assert model.repeats is not None
     torch.nn.init.normal_(model.repeats.weight)
     torch.nn.init.normal_(model.repeats.bias)
-    look_up_tables(model, settings.model, prepared)
+    attach_tables(model, settings.model, prepared)
     return model
 
 

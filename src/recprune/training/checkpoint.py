@@ -262,11 +262,11 @@ def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, S
         check_heads(tensors, settings.model)
     except StorageError as error:
         raise StorageError(f"{path}: {error}") from None
-    look_up_tables(model, settings.model, prepared)
+    attach_tables(model, settings.model, prepared)
     return model, settings
 
 
-def look_up_tables(model: SequenceModel, settings: ModelSettings, prepared: Prepared) -> None:
+def attach_tables(model: SequenceModel, settings: ModelSettings, prepared: Prepared) -> None:
     """Give the heads of a model what they look up: counts of the log that it is trained on."""
     if settings.transitions:
         model.successors = count_transitions(prepared)

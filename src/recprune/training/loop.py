@@ -40,8 +40,8 @@ from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
     State,
+    attach_tables,
     load_checkpoint,
-    look_up_tables,
     save_checkpoint,
     save_model,
     training_tensors,
@@ -196,7 +196,7 @@ class _Training:
         self.checksum = prepared.checksum(with_times=looks_at_times(settings.model))
         torch.manual_seed(settings.training.seed)
         self.model = _untrained(settings, prepared).to(device)
-        look_up_tables(self.model, settings.model, prepared)
+        attach_tables(self.model, settings.model, prepared)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # chance and streams are those of the current one
             torch.set_float32_matmul_precision("high")

@@ -17,7 +17,7 @@ from recprune.search.index_arrays import Layout
 from recprune.search.methods import METHODS
 from recprune.serve.engine.explain import Explanation, TracePoint, _identical, explain
 from recprune.types import Boosts, Float32Array
-from tests.search.test_search import some_boosts
+from tests.support.search_cases import some_boosts
 
 # Six items of two splits; with ones as the sequence embedding, these are the sub-item scores.
 TOY_SCORES = np.array([[1, 5, 0, 3], [4, 2, 1, 0]], np.float32)
