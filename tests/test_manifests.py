@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import numpy as np
 import pytest
 import redis
 import yaml
 
+from recprune import InputError, RecpruneError, write_shards
 from recprune.commands.serve import settings_of
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.setting_sources import PREFIX
@@ -97,7 +99,7 @@ def test_an_unknown_field_is_found() -> None:
         kubernetes_validate.validate(service, VERSIONS[0], strict=True)
 
 
-@pytest.mark.parametrize("document", every("RayCluster") + every("RayJob"), ids=name_of)
+@pytest.mark.parametrize("document", every("RayService") + every("RayJob"), ids=name_of)
 def test_resources_of_kuberay_have_fields_that_it_knows(document: Any) -> None:
     """Fields of KubeRay 1.6, by hand: no package has its schema."""
     assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
@@ -112,6 +114,10 @@ def test_resources_of_kuberay_have_fields_that_it_knows(document: Any) -> None:
             "ttlSecondsAfterFinished",
         }
         cluster = document["spec"]["rayClusterSpec"]
+    else:
+        fields = {"excludeHeadPodFromServeSvc", "rayClusterConfig", "serveConfigV2"}
+        assert set(document["spec"]) == fields
+        cluster = document["spec"]["rayClusterConfig"]
     assert set(cluster) == {"authOptions", "headGroupSpec", "rayVersion", "workerGroupSpecs"}
     assert cluster["authOptions"] == {"mode": "token"}
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
@@ -224,14 +230,13 @@ def test_what_has_replicas_has_a_budget_of_disruptions() -> None:
         for workload in every("Deployment") + every("StatefulSet")
         if workload["spec"]["replicas"] > 1
     ]
-    for cluster in every("RayCluster"):  # a batch does its parts again
-        labels = {"ray.io/cluster": cluster["metadata"]["name"]}
+    for service in every("RayService"):  # a batch does its parts again
         expected += [
-            {**labels, "ray.io/group": group["groupName"]}
-            for group in cluster["spec"]["workerGroupSpecs"]
+            group["template"]["metadata"]["labels"]
+            for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
             if group["replicas"] > 1
         ]
-    assert len(expected) >= 3
+    assert len(expected) >= 2
     for labels in expected:
         assert labels in budgets
 
@@ -258,10 +263,9 @@ def test_every_secret_has_a_line_that_makes_it() -> None:
         for key, value in walk(document)
         if key in ("secret", "secretKeyRef")
     }
-    made_by_kuberay = {cluster["metadata"]["name"] for cluster in every("RayCluster")}
     guide = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     made = set(re.findall(r"create secret generic ([\w-]+)", guide))
-    assert needed - made_by_kuberay == made
+    assert needed == made
 
 
 # Whom a pod may reach ----------------------------------------------------------------------------
@@ -319,7 +323,7 @@ def test_a_pod_without_a_policy_of_its_own_is_alone() -> None:
 
 def test_pods_reach_what_they_need_and_nothing_else() -> None:
     pods = {template["metadata"]["labels"]["app"] for template in TEMPLATES}
-    assert pods == {f"recprune-{name}" for name in ("batch", "edge", "ray", "redis", "serve")}
+    assert pods == {f"recprune-{name}" for name in ("batch", "ray", "redis", "serve")}
     reached = {
         (source.removeprefix("recprune-"), target.removeprefix("recprune-"), port)
         for source in pods
@@ -328,8 +332,8 @@ def test_pods_reach_what_they_need_and_nothing_else() -> None:
         if can_reach(source, target, port)
     }
     everything = (6379, 8000, 8265, 10002)
-    nodes = [("ray", "ray"), ("ray", "edge"), ("edge", "ray"), ("batch", "batch")]
-    assert reached == {("serve", "redis", 6379), ("edge", "redis", 6379)} | {
+    nodes = [("ray", "ray"), ("batch", "batch")]
+    assert reached == {("serve", "redis", 6379), ("ray", "redis", 6379)} | {
         (source, target, port) for source, target in nodes for port in everything
     }
 
@@ -338,10 +342,14 @@ def test_others_reach_http_alone() -> None:
     everything = (6379, 8000, 8265, 10002)
     pods = {template["metadata"]["labels"]["app"] for template in TEMPLATES}
     for namespace, labels, expected in [
-        ("ingress", {}, {("recprune-serve", 8000), ("recprune-edge", 8000)}),
-        ("monitoring", {}, {("recprune-serve", 8000), ("recprune-edge", 8000)}),
+        ("ingress", {}, {("recprune-serve", 8000), ("recprune-ray", 8000)}),
+        ("monitoring", {}, {("recprune-serve", 8000), ("recprune-ray", 8000)}),
         ("elsewhere", {"app": "recprune-serve"}, set()),
-        ("operators", {"app.kubernetes.io/name": "kuberay-operator"}, {("recprune-batch", 8265)}),
+        (
+            "operators",
+            {"app.kubernetes.io/name": "kuberay-operator"},
+            {("recprune-batch", 8265), ("recprune-ray", 8265), ("recprune-ray", 8000)},
+        ),
     ]:
         reached = {
             (pod, port)
@@ -380,7 +388,7 @@ def commands() -> Iterator[list[str]]:
 def test_commands_of_the_manifests_can_be_given() -> None:
     """What the cluster is told to run, our own command line understands."""
     found = list(commands())
-    assert sorted(words[0] for words in found) == ["batch", "serve", "serve"]
+    assert sorted(words[0] for words in found) == ["batch", "serve"]
     for words in found:
         parser = argparse.ArgumentParser(exit_on_error=False)
         importlib.import_module(f"recprune.commands.{words[0]}").add_arguments(parser)
@@ -388,6 +396,35 @@ def test_commands_of_the_manifests_can_be_given() -> None:
         if words[0] == "serve":
             given = settings_of(parsed).limits.model_fields_set
             assert "running" in given, "the default counts cores of the node"
+
+
+def test_the_application_of_the_service_can_be_deployed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What KubeRay gives to Ray Serve: its schema, and our settings, with folders of ours."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
+    from ray.serve.schema import ServeDeploySchema
+
+    (service,) = every("RayService")
+    config = ServeDeploySchema(**yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (deployed,) = config.applications
+    module, _, name = deployed.import_path.partition(":")
+    build = getattr(importlib.import_module(module), name)
+    monkeypatch.setenv(f"{PREFIX}HISTORY_PASSWORD", "c0ffee")
+    with pytest.raises(RecpruneError, match="/data/recommender"):
+        build(deployed.args)  # it is not here, and nothing else is wrong
+    codes = np.random.default_rng(0).integers(0, 256, (300, 8)).astype(np.uint8)
+    write_shards(codes, np.ones((8, 256, 2), np.float32), tmp_path / "shards", 2)
+    ours = {**deployed.args, "folder": str(tmp_path / "shards"), "shards": None}
+    built = build(ours)
+    assert built._bound_deployment.name == "edge"
+    assert built._bound_deployment.num_replicas == deployed.args["workers"]
+    given, *shards = built._bound_deployment.init_args
+    assert len(shards) == 2
+    assert "c0ffee" not in str(given), "each edge reads it from its own variables"
+    del ours["keys_file"]
+    with pytest.raises(InputError, match="give --keys FILE"):
+        build(ours)
 
 
 def test_variables_of_the_manifests_are_settings_of_the_service() -> None:

@@ -1,11 +1,12 @@
-"""The service over a sharded index: real workers, a real Ray cluster, and what may befall them."""
+"""The service on Ray Serve: a real cluster, real requests, and what may befall it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from recprune.cluster import connected
 from recprune.shards.folder import ShardInputs, shard_folder, write_shards
 from tests.support.clusters import (
     Cluster,
-    is_running,
     processes_of,
     ray_environment,
     running_cluster,
@@ -35,19 +35,19 @@ from tests.support.serving import (
     save_recommender,
     scores_of,
     serving,
-    wait_for_workers,
     wait_until,
 )
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
 
-from recprune.serve.configuration import Limits, ServeSettings
+from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.engine import load_engine
+from recprune.shards.sharded_index import ShardedIndex
 
-LEASE = 2.0  # seconds
 NUM_SHARDS = 2
 CPUS = 6  # of each of two nodes
 NUM_ITEMS = 3_000
+PORT = 18731  # of Serve on the cluster of this module
 
 
 class Saved:
@@ -79,17 +79,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 def cluster() -> Iterator[Cluster]:
     with ray_environment() as folder, running_cluster(folder, CPUS) as started:
         yield started
-        wait_until(lambda: not actors(started), "all actors are gone")
+        wait_until(lambda: not started.workers("ServeReplica"), "all replicas are gone")
 
 
-def actors(cluster: Cluster) -> list[int]:
-    return cluster.workers("ShardActor")
+def shards_of(cluster: Cluster) -> list[int]:
+    """The processes of the shards."""
+    return cluster.workers("ServeReplica:recprune:shard-")
 
 
-def on_ray(cluster: Cluster, shards: Path | None, *more: str) -> list[str | Path]:
-    """The options that have shards searched."""
-    given: list[str | Path] = ["--shards", shards] if shards is not None else []
-    return [*given, "--ray", cluster.address, "--max-idle-shard-seconds", str(LEASE), *more]
+def edges_of(cluster: Cluster) -> list[int]:
+    return cluster.workers("ServeReplica:recprune:edge")
+
+
+@pytest.fixture
+def on_ray(cluster: Cluster, tmp_path: Path) -> Callable[..., list[str | Path]]:
+    """The options that have shards searched; Serve listens on the port that it was first given."""
+
+    def options(shards: Path | None, *more: str) -> list[str | Path]:
+        given: list[str | Path] = ["--shards", shards] if shards is not None else []
+        history = f"sqlite:///{tmp_path / 'histories.db'}"  # all edges are on this machine
+        words = [*given, "--ray", cluster.address, "--history", history, *more]
+        return [*words, "--port", str(PORT)]
+
+    return options
 
 
 def embedding(seed: int, width: int = 32) -> list[float]:
@@ -118,41 +130,48 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_answers_are_those_without_ray_from_actors_that_all_share(
-    saved: Saved, cluster: Cluster
-) -> None:
+OnRay = Callable[..., list[str | Path]]
+
+
+def test_answers_are_those_without_ray(saved: Saved, cluster: Cluster, on_ray: OnRay) -> None:
     folder, shards = saved.recommenders[0], saved.shards[0]
     with serving(folder) as plain:
         right = [plain.post(path, body).json()["answers"] for path, body in QUESTIONS]
-    options = on_ray(cluster, shards, "--workers", "2")
-    with serving(folder, *options) as service, serving(folder, *options) as second:
-        wait_for_workers(service, 2)
+    with serving(folder, *on_ray(shards, "--workers", "2")) as service:
+        assert len(edges_of(cluster)) == 2
+        assert len(shards_of(cluster)) == NUM_SHARDS
         for (path, body), answers in zip(QUESTIONS, right, strict=True):
-            for asked in (service, second):
-                response = asked.post(path, body)
-                assert response.status_code == 200, response.text
-                found = response.json()["answers"]
-                assert list(map(essence, found)) == list(map(essence, answers)), body
+            response = service.post(path, body)
+            assert response.status_code == 200, response.text
+            found = response.json()["answers"]
+            assert list(map(essence, found)) == list(map(essence, answers)), body
         explained = service.recommend(history=HISTORY, explain=True)["explanation"]
         assert all(run["identical"] for run in explained["methods"] if not run["unavailable"])
         readiness = service.client.get("/readyz").json()
         assert readiness["ready"]
         assert readiness["kind"] == "recommender"
         assert "-" in readiness["version"], "it names the recommender and the shards"
-        assert service.metric("recprune_index_bytes") > 0
-        shared = actors(cluster)
-        assert len(shared) == NUM_SHARDS, "four workers of two services share them"
-        second.kill_all()  # nobody can let go of anything then
-        assert service.recommend(history=HISTORY, k=5)["exact"]
-        assert actors(cluster) == shared
-        service.kill_all()
-    wait_until(lambda: not actors(cluster), "nobody has them open any more, so they end")
+        page = service.client.get("/")
+        assert page.status_code == 200
+        assert "<html" in page.text
+        posted = service.post("/events", {"events": [{"user": "u", "item": "b"}]})
+        assert posted.status_code == 200, posted.text
+        kept = [service.recommend(user="u", k=5) for _ in range(4)]  # whichever edge is asked
+        assert all(items_of(answer) == items_of(kept[0]) for answer in kept)
+        figures = service.client.get("/metrics").text.splitlines()
+        counted = [line for line in figures if line.startswith("recprune_index_items{")]
+        assert len(counted) == 2, "the figures of both edges"
+        asked = [line for line in figures if 'route="/recommend",status="200"} ' in line]
+        totals = [float(line.rpartition(" ")[2]) for line in asked if "requests_total" in line]
+        assert sum(totals) == len([path for path, _ in QUESTIONS if path == "/recommend"]) + 5
+    wait_until(lambda: not shards_of(cluster), "they end with the service")
 
 
-def test_a_lost_shard_is_503_until_it_is_back(saved: Saved, cluster: Cluster) -> None:
+def test_a_lost_shard_is_503_until_it_is_back(
+    saved: Saved, cluster: Cluster, on_ray: OnRay
+) -> None:
     folder = saved.recommenders[0]
     right = expected(folder)
-    options = on_ray(cluster, saved.shards[0], "--max-shard-seconds", "0.5")
 
     def is_back(service: Service) -> bool:
         """Either the right answer or 503, whatever else happens."""
@@ -166,12 +185,12 @@ def test_a_lost_shard_is_503_until_it_is_back(saved: Saved, cluster: Cluster) ->
         assert response.headers["retry-after"]
         return False
 
-    wait_until(lambda: not actors(cluster), "those of others are gone")
-    with serving(folder, *options) as service:
-        for victim in actors(cluster):
+    with serving(folder, *on_ray(saved.shards[0], "--max-shard-seconds", "0.5")) as service:
+        for victim in shards_of(cluster):
             os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_back(service), "the killed ones are back")
-        frozen, _ = actors(cluster)
+        wait_until(lambda: len(shards_of(cluster)) == NUM_SHARDS, "both of them")
+        frozen, _ = shards_of(cluster)
         os.kill(frozen, signal.SIGSTOP)
         try:
             wait_until(lambda: not is_back(service), "one does not answer")
@@ -182,29 +201,43 @@ def test_a_lost_shard_is_503_until_it_is_back(saved: Saved, cluster: Cluster) ->
             os.kill(frozen, signal.SIGCONT)
         wait_until(lambda: service.client.get("/readyz").status_code == 200, "ready again")
         wait_until(lambda: is_back(service), "it answers again")
-        assert "shard lost" in [entry["event"] for entry in service.logged()]
 
 
-def test_a_replica_answers_for_a_killed_actor(saved: Saved, cluster: Cluster) -> None:
+def test_killed_replicas_fail_no_request(saved: Saved, cluster: Cluster, on_ray: OnRay) -> None:
     folder = saved.recommenders[0]
     right = expected(folder)
-    with serving(folder, *on_ray(cluster, saved.shards[0], "--replicas", "2")) as service:
-        wait_until(lambda: len(actors(cluster)) == 2 * NUM_SHARDS, "all replicas are up")
+    options = on_ray(saved.shards[0], "--replicas", "2", "--max-waiting", "64")
+    with serving(folder, *options) as service:
+        wait_until(lambda: len(shards_of(cluster)) == 2 * NUM_SHARDS, "all replicas are up")
         with Load(service, keep_alive=True).running() as load:
-            os.kill(actors(cluster)[0], signal.SIGKILL)
-            load.more(50)
+            for _ in range(3):
+                os.kill(shards_of(cluster)[0], signal.SIGKILL)
+                load.more(50)
+                wait_until(lambda: len(shards_of(cluster)) == 2 * NUM_SHARDS, "it is replaced")
         assert not load.failures
         assert all(items == right for _, _, items in load.answers)
-        wait_until(lambda: len(actors(cluster)) == 2 * NUM_SHARDS, "Ray has restarted it")
 
 
-def test_a_truncated_shard(saved: Saved, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_edge_is_replaced(saved: Saved, cluster: Cluster, on_ray: OnRay) -> None:
+    folder = saved.recommenders[0]
+    with serving(folder, *on_ray(saved.shards[0], "--workers", "2")) as service:
+        before = edges_of(cluster)
+        with Load(service, keep_alive=True).running(threads=2) as load:
+            load.more(20)
+            os.kill(before[0], signal.SIGKILL)
+            load.more(50)
+            wait_until(lambda: len(edges_of(cluster)) == 2, "it is replaced")
+        assert len(load.failures) <= 2, "those that it was answering, one for each client"
+        assert set(edges_of(cluster)) != set(before)
+
+
+def test_a_truncated_shard(saved: Saved, on_ray: OnRay, tmp_path: Path) -> None:
     folder, shards = saved.recommenders[0], shutil.copytree(saved.shards[0], tmp_path / "shards")
     codes = shard_folder(shards, 1) / "codes.npy"
     os.truncate(codes, codes.stat().st_size // 2)
     with pytest.raises(AssertionError, match="does not serve: .*shard 1 .*codes.npy"):
-        Service(folder, *on_ray(cluster, shards))
-    with serving(folder, *on_ray(cluster, shards, "--allow-partial")) as service:
+        Service(folder, *on_ray(shards))
+    with serving(folder, *on_ray(shards, "--allow-partial")) as service:
         answer = service.recommend(history=HISTORY, k=90, exclude_seen=False)
         assert not answer["exact"]
         assert answer["missing_share"] == pytest.approx(26 / 90)
@@ -230,14 +263,13 @@ def whole_answer(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_reload_swaps_recommender_and_shards(
-    saved: Saved, cluster: Cluster, tmp_path: Path
+    saved: Saved, cluster: Cluster, on_ray: OnRay, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(saved.recommenders[0], tmp_path / "served")
     shards = shutil.copytree(saved.shards[0], tmp_path / "shards")
     right = [expected(source) for source in saved.recommenders]
-    with serving(folder, *on_ray(cluster, shards, "--workers", "2")) as service:
-        wait_for_workers(service, 2)
-        old = actors(cluster)
+    with serving(folder, *on_ray(shards, "--workers", "2")) as service:
+        old = shards_of(cluster)
         before = service.client.get("/readyz").json()["version"]
         with Load(service, keep_alive=True).running() as load:
             replace(folder, saved.recommenders[1])
@@ -249,6 +281,7 @@ def test_a_reload_swaps_recommender_and_shards(
             replace(shards, saved.shards[1])
             answer = service.client.post("/admin/reload")
             assert answer.status_code == 200, answer.text
+            assert answer.json()["workers"] == 2
             load.more()
         assert not load.failures
         after = answer.json()["version"]
@@ -257,9 +290,25 @@ def test_a_reload_swaps_recommender_and_shards(
             after: right[1],
         }
         assert load.answers[-1][1] == after
-        wait_until(lambda: not any(map(is_running, old)), "nobody asks the old ones any more")
-        assert len(actors(cluster)) == NUM_SHARDS
-        assert service.recommend(history=HISTORY, k=5)["exact"]
+        assert shards_of(cluster) == old, "the same processes have both versions"
+        service.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: reloads_of(service) >= 4, "two edges have reloaded twice")
+
+
+def reloads_of(service: Service) -> float:
+    lines = service.client.get("/metrics").text.splitlines()
+    ours = [line for line in lines if line.startswith("recprune_reloads{") and '"ok"' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in ours)
+
+
+@dataclass
+class OpenedAlready:
+    """How an engine gets shards that a test has opened."""
+
+    opened: ShardedIndex
+
+    def __call__(self, _: Path) -> ShardedIndex:
+        return self.opened
 
 
 def test_shards_of_something_else_are_refused(
@@ -271,16 +320,13 @@ def test_shards_of_something_else_are_refused(
         "sub-item embeddings differ": (codes, embeddings * np.float32(2)),
         "they answer differently": (np.roll(codes, 1, axis=0), embeddings),
     }
-    limits = Limits(idle_shard_seconds=LEASE)
     with connected(cluster.address):
         for number, (message, arrays) in enumerate(others.items()):
             shards = tmp_path / str(number)
             write_shards(*arrays, shards, NUM_SHARDS)
-            settings = ServeSettings(
-                folder=saved.index_folder, ray=cluster.address, shards=shards, limits=limits
-            )
-            with pytest.raises(StorageError, match=message):
-                load_engine(settings)
+            settings = ServeSettings(folder=saved.index_folder, ray=cluster.address, shards=shards)
+            with ShardedIndex.open(shards) as opened, pytest.raises(StorageError, match=message):
+                load_engine(settings, OpenedAlready(opened))
 
 
 def test_a_sharded_index_by_itself_on_a_cluster_of_its_own(saved: Saved) -> None:

@@ -85,7 +85,7 @@ def cluster() -> Iterator[Cluster]:
     with ray_environment() as folder, running_cluster(folder, CPUS) as started:
         with connected(started.address):
             yield started
-        wait_until(lambda: not started.workers("ShardActor"), "all actors are gone")
+        wait_until(lambda: not started.workers("ServeReplica"), "all replicas are gone")
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,9 @@ def test_what_is_wrong_is_said_as_one_index_says_it(sharded: ShardedIndex, model
         assert str(said.value) == str(expected.value), number
     with pytest.raises(InputError, match="rounds is 0, expected 1 or more"):
         sharded.search(queries, rounds=0)
+    many = np.tile(nan, (100, 1))  # in several calls, of which the shards refuse more than one
+    with pytest.raises(InputError, match=r"sequence_embeddings\[17, 3\] is nan"):
+        sharded.search(many)
 
 
 def test_unsafe_limits_reach_the_shards(sharded: ShardedIndex, model: Model) -> None:
@@ -346,34 +349,52 @@ def test_ids_beyond_what_a_shard_counts() -> None:
         shard_ranges(10**10, 2)
 
 
-# Shared by several -------------------------------------------------------------------------------
+# Beginning and end -------------------------------------------------------------------------------
 
 
-def test_shared_actors_live_as_long_as_anybody_has_them_open(
-    cluster: Cluster, model: Model
+ENDLESS = """
+import sys
+from recprune import ShardedIndex
+opened = ShardedIndex.open(sys.argv[1], address=sys.argv[2])
+print(*(place["pid"] for shard in opened.describe()["shards"] for place in shard["places"]))
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def test_shards_end_with_a_program_that_was_killed(cluster: Cluster, model: Model) -> None:
+    words = [sys.executable, "-c", ENDLESS, str(model.folder), cluster.address]
+    program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    assert len(pids) == NUM_SHARDS
+    assert all(map(is_running, pids))
+    program.kill()
+    program.communicate()
+    wait_until(lambda: not any(map(is_running, pids)), "nobody has them open any more")
+
+
+def test_each_of_two_versions_is_answered_by_itself(
+    cluster: Cluster, model: Model, tmp_path: Path
 ) -> None:
-    import ray
-
-    # Long enough for a busy machine, on which starting an actor takes seconds.
-    options: Any = {"address": cluster.address, "shared": True, "lease": 4.0, "timeout": 20.0}
-    first, second = (ShardedIndex.open(model.folder, **options) for _ in range(2))
-    pids = [only["pid"] for (only,) in places(first)]
-    assert pids == [only["pid"] for (only,) in places(second)]
-    first.close()
-    with pytest.raises(RecpruneError, match="the sharded index is closed"):
-        first.search(model.queries, 10)
-    gone_without_a_sign = time.monotonic() + 1.5 * options["lease"]
-    wait_until(lambda: time.monotonic() > gone_without_a_sign, "longer than a lease")
-    assert [only["pid"] for (only,) in places(second)] == pids, "one still has them open"
-    for replicas in second._started:
-        ray.kill(replicas.actors[0])  # for good: Ray itself restarts nothing now
-    # Until then, one that has not heard of its end yet may answer.
-    wait_until(lambda: not any(map(is_running, pids)), "they are gone")
-    assert_whole(second, model)
-    wait_until_all_answer(second)
-    pids = [only["pid"] for (only,) in places(second)]
-    del second  # nobody has to close what nobody has any more
-    wait_until(lambda: not any(map(is_running, pids)), "they end when nobody asks")
+    folder = model.copy(tmp_path)
+    with ShardedIndex.open(folder, address=cluster.address) as old:
+        assert_whole(old, model)
+        other = Index.build(model.codes ^ np.uint8(1), model.embeddings, item_bias=model.bias)
+        shutil.rmtree(folder)
+        write_shards(
+            model.codes ^ np.uint8(1), model.embeddings, folder, NUM_SHARDS, item_bias=model.bias
+        )
+        # Through the same replicas, as a service does that is given a new folder.
+        handles = [one._handle for one in old._shards]
+        new = ShardedIndex(read_folder(folder), handles)
+        for _ in range(3):
+            assert_same(new.search(model.queries, 10), other.search(model.queries, 10))
+            assert_whole(old, model)
+        os.kill(places(new)[0][0]["pid"], signal.SIGKILL)
+        assert_same(new.search(model.queries, 10), other.search(model.queries, 10))
+        with pytest.raises(ShardLostError, match="holds another sharded index by now"):
+            old.search(model.queries, 10)
 
 
 CLOSING = """
@@ -658,7 +679,7 @@ def test_a_cluster_that_is_too_small_is_said_to_be(
     wait_until(lambda: sum(free_cpus().values()) == 2 * CPUS - num_actors, "all have theirs")
     takers = [take_cpus(node) for node in free_cpus()]
     try:
-        with pytest.raises(ShardLostError, match="3 actors need a CPU each, and none is free"):
+        with pytest.raises(ShardLostError, match="3 replicas need a CPU each, and none is free"):
             ShardedIndex.open(model.folder, address=cluster.address, timeout=3.0)
     finally:
         for taker in takers:
@@ -673,8 +694,6 @@ def test_bad_arguments_and_addresses(model: Model, tmp_path: Path) -> None:
     for wrong in ("5", None, True, float("nan")):
         with pytest.raises(InputError, match="timeout is .*, expected seconds, more than 0"):
             ShardedIndex.open(model.folder, timeout=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="lease is 0, expected seconds, more than 0"):
-        ShardedIndex.open(model.folder, lease=0)
     with pytest.raises(StorageError, match="not a saved sharded index: no such folder"):
         ShardedIndex.open(tmp_path / "nothing")
     with pytest.raises(InputError, match="no Ray cluster at 127.0.0.1:1: "):

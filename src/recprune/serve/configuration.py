@@ -124,10 +124,6 @@ class Limits(BaseModel):
     shard_seconds: _Seconds = Field(
         default=10.0, description="seconds without a word until a shard is lost"
     )
-    idle_shard_seconds: _Seconds = Field(
-        default=60.0,
-        description="seconds that shards stay when no service has them open any more",
-    )
 
     @property
     def events(self) -> int:

@@ -16,7 +16,10 @@ from recprune.types import needs_extra
 
 with needs_extra("serve"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client.metrics_core import Metric
     from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.parser import text_string_to_metric_families
+    from prometheus_client.registry import Collector
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (
@@ -159,3 +162,23 @@ class Metrics:
         all_workers = CollectorRegistry()
         MultiProcessCollector(all_workers)  # type: ignore[no-untyped-call]
         return generate_latest(all_workers)
+
+
+def merged_texts(texts: dict[str, bytes]) -> bytes:
+    """Return the figures of several replicas as one text, each with the name of its replica."""
+    merged: dict[str, Metric] = {}
+    for replica, text in texts.items():
+        for family in text_string_to_metric_families(text.decode()):
+            same = Metric(family.name, family.documentation, family.type)
+            into = merged.setdefault(family.name, same)
+            for sample in family.samples:
+                labels = {**sample.labels, "replica": replica}
+                into.add_sample(sample.name, labels, sample.value, sample.timestamp)
+
+    class Merged(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return merged.values()
+
+    registry = CollectorRegistry()
+    registry.register(Merged())
+    return generate_latest(registry)

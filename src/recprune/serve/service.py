@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from recprune.serve.admission import Admission, WorkPool
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import check_not_lost
-from recprune.serve.engine.engine import Engine, load_engine
+from recprune.serve.engine.engine import Engine, OpenShards, load_engine
 from recprune.serve.histories.histories import Histories, open_histories
 from recprune.serve.keys import KeyFile
 from recprune.serve.logs import log
@@ -37,7 +37,13 @@ class ReloadOutcome:
 class Service:
     """One worker's state. What is served changes by one assignment; a request reads it once."""
 
-    def __init__(self, settings: ServeSettings, engine: Engine, histories: Histories) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        engine: Engine,
+        histories: Histories,
+        open_shards: OpenShards | None,
+    ) -> None:
         """Use `open_service`."""
         self.settings = settings
         self.engine = engine  # what answers now
@@ -54,14 +60,17 @@ class Service:
         self._probes = self._pool("readiness", 1, 0)
         self._probe: asyncio.Task[RecpruneError | None] | None = None
         self._probe_until = 0.0  # its outcome counts; by time.monotonic()
+        # What all workers have a part in, where there are several.
         self.reload_everywhere: Callable[[], Awaitable[ReloadOutcome]] = self._reload_here
+        self.figures: Callable[[], Awaitable[bytes]] = self._figures_here
+        self._open_shards = open_shards
         self._reloads = {"ok": 0, "failed": 0}
         self.metrics.set_engine(engine)
         self.metrics.set_reloads(self._reloads)
 
     def load(self) -> Engine:
         """Load the folder anew, beside what is served; takes its time."""
-        return _load(self.settings)
+        return _load(self.settings, self._open_shards)
 
     def swap(self, engine: Engine) -> None:
         """Serve something else from now on. Requests that have begun keep what they have."""
@@ -75,7 +84,7 @@ class Service:
         Finding out costs a write, so it is done once a second at most, for all callers.
         """
         if not self.settings.allow_partial:  # else answers have a share of missing items
-            check_not_lost(self.engine.index)
+            await check_not_lost(self.engine.index)
         if self._probe is None or (self._probe.done() and time.monotonic() >= self._probe_until):
             self._probe = asyncio.create_task(self._find_out())
         problem = await asyncio.shield(self._probe)
@@ -119,6 +128,9 @@ class Service:
         )
         return WorkPool(name, threads=running, admission=admission)
 
+    async def _figures_here(self) -> bytes:
+        return await asyncio.to_thread(self.metrics.text)
+
     async def _reload_here(self) -> ReloadOutcome:
         """Reload this process alone: for an app that no supervisor runs."""
         try:
@@ -133,17 +145,17 @@ class Service:
         return ReloadOutcome(engine.version, 1)
 
 
-def open_service(settings: ServeSettings) -> Service:
+def open_service(settings: ServeSettings, open_shards: OpenShards | None = None) -> Service:
     """Load everything; raises what is wrong with it."""
-    engine = _load(settings)
+    engine = _load(settings, open_shards)
     secret = settings.history_password
     password = None if secret is None else secret.get_secret_value()
     histories = open_histories(settings.histories, settings.limits.history, password)
-    return Service(settings, engine, histories)
+    return Service(settings, engine, histories, open_shards)
 
 
-def _load(settings: ServeSettings) -> Engine:
+def _load(settings: ServeSettings, open_shards: OpenShards | None) -> Engine:
     try:
-        return load_engine(settings)
+        return load_engine(settings, open_shards)
     except (OSError, MemoryError) as error:
         raise StorageError(f"{settings.folder}: cannot be loaded: {error}") from None

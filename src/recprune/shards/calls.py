@@ -1,17 +1,21 @@
-"""Calling the actors of shards: around dead ones, and with a batch through all shards."""
+"""Asking shards: around replicas that are lost, and with a batch through all shards.
+
+All questions of a process go through one event loop, beside whoever asks. Ray Serve chooses the
+replica; one that does not answer, or not in time, is followed by another one.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
 
 from recprune.search.question import Question
-from recprune.shards.actors import Refusal, Replicas
 from recprune.shards.answers import (
     Answer,
     is_the_same_for_all,
@@ -19,173 +23,249 @@ from recprune.shards.answers import (
     message_for,
     read_answer,
 )
-from recprune.shards.folder import Shard, ShardLostError
-from recprune.types import RecpruneError
+from recprune.shards.deployment import Refusal, Version
+from recprune.shards.folder import Shard, ShardBusyError, ShardLostError
+from recprune.types import Json, RecpruneError
 
-_TICK = 0.05  # seconds between checks for late answers
-_PAUSE = 0.1  # seconds before a dead actor is called again
-_LEAVE_SECONDS = 2.0  # for calls in flight to notice that the index is closed
-_SHARED_BYTES = 100_000  # above this, Ray keeps an argument in its object store: once is enough
+T = TypeVar("T")
+
+_PAUSE_S = 0.05  # before a shard is asked again where a replica failed
+_KNOWN_S = 1.0  # that is waited for a shard which gave no answer the last time
+# Beyond this, a message is put into Ray's object store, once for all shards, and fetched by each;
+# Serve's own way refuses messages of 4 MB.
+_LARGE_BYTES = 100_000
+_RECORD_BYTES = 64
 
 
-def calling(method: str, *arguments: Any) -> Callable[[Any], Any]:
-    """Return the function that calls a method of the actor that it is given."""
-    return lambda actor: getattr(actor, method).remote(*arguments)
+@functools.cache
+def own_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of this process, in a thread of its own, that shards are asked from."""
+    try:
+        import uvloop  # which Ray Serve brings where there is one
+
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    except ImportError:
+        loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="shards", daemon=True).start()
+    return loop
 
 
-@dataclass(eq=False)
-class Call:
-    """A call to one shard, whichever of its replicas answers."""
+class Asked:
+    """A question to one shard, whichever of its replicas answers."""
 
-    replicas: Replicas
-    send: Callable[[Any], Any]  # calls the actor that it is given; returns Ray's reference
-    about: Any = None  # what the caller wants back with the answer
-    untried: list[int] = field(default_factory=list)
-    waiting: int = 0  # replicas that were called and have not answered yet
-    refusals: dict[int, str] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    begun: float = 0.0
-    called: float = 0.0  # when a replica was last called
+    def __init__(self, send: Callable[[], Coroutine[Any, Any, Any]], patience: float) -> None:
+        self.patience = patience  # seconds
+        self.begun = time.monotonic()
+        self.called = 0.0  # when a replica was last asked
+        self.attempts: set[asyncio.Task[Any]] = set()
+        self.failure = ""
+        self.refusals: dict[str, str] = {}  # by replica
+        self._send = send
+
+    def again(self) -> None:
+        """Ask a replica, or another one."""
+        self.called = time.monotonic()
+        self.attempts.add(asyncio.ensure_future(self._send()))
+
+    def finished(self) -> list[asyncio.Task[Any]]:
+        """Take those attempts out that have come to an end."""
+        done = [attempt for attempt in self.attempts if attempt.done()]
+        self.attempts.difference_update(done)
+        return done
+
+    def reasons(self) -> str:
+        said = [self.failure] if self.failure else []
+        return "; ".join(dict.fromkeys([*said, *self.refusals.values()]))
+
+
+class ShardCalls:
+    """One shard, as those see it who ask it. Belongs to one event loop."""
+
+    def __init__(
+        self, shard: Shard, handle: Any, version: Version, replicas: int, timeout: float
+    ) -> None:
+        """Use `connect`."""
+        self.shard = shard
+        self.problem = ""  # why the last question was given up; empty where it was not
+        self._handle, self._version = handle, version
+        self._replicas, self._timeout = replicas, timeout
+        self._last_answer = 0.0
+        # Serve makes a handle for every method, and every time anew.
+        self._quick = {name: _quick(handle, name) for name in ("search", "score", "describe")}
+        self._by_reference = {name: getattr(handle, name) for name in self._quick}
+
+    def begin(
+        self, method: str, *message: Any, is_large: bool = False, patience: float | None = None
+    ) -> Asked:
+        """Ask one replica, and return what `answer` waits for.
+
+        The shard is lost when it has been silent for `patience` seconds, its timeout if none are
+        given; one that gave no answer the last time gets less.
+        """
+        call = (self._by_reference if is_large else self._quick)[method]
+        if patience is None:
+            patience = min(_KNOWN_S, self._timeout) if self.problem else self._timeout
+        asked = Asked(functools.partial(_answer, call, self._version, *message), patience)
+        asked.again()
+        return asked
+
+    async def answer(self, asked: Asked) -> Any:
+        """Return the answer of a replica, or its refusal of a question that is wrong.
+
+        Raises `ShardLostError` when every replica refuses, or none has said anything in time.
+        """
+        try:
+            while True:
+                for attempt in asked.finished():
+                    answered = attempt.result()
+                    if isinstance(answered, _Failure):
+                        asked.failure = answered.reason
+                        await asyncio.sleep(_PAUSE_S)
+                    elif isinstance(answered, Refusal) and not answered.is_input_error:
+                        asked.refusals[answered.by] = answered.reason
+                        if len(asked.refusals) >= self._replicas:
+                            raise self._lost(f"cannot answer: {asked.reasons()}")
+                    else:
+                        self._last_answer, self.problem = time.monotonic(), ""
+                        return answered
+                now, share = time.monotonic(), asked.patience / self._replicas
+                silent = now - max(asked.begun, self._last_answer)
+                if silent > asked.patience:
+                    why = f": {asked.reasons()}" if asked.reasons() else ""
+                    raise self._lost(f"has said nothing for {asked.patience:g} s{why}")
+                # One that takes too long is not waited for alone: another may have the answer.
+                if not asked.attempts or (
+                    len(asked.attempts) < self._replicas and now - asked.called > share
+                ):
+                    asked.again()
+                wait = min(asked.patience - silent, share)
+                await asyncio.wait(
+                    asked.attempts, timeout=wait, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            for attempt in asked.attempts:
+                attempt.cancel()
+
+    async def ask(self, method: str, *message: Any, **how: Any) -> Any:
+        """Ask, and wait for the answer."""
+        return await self.answer(self.begin(method, *message, **how))
+
+    async def describe_all(self, seconds: float) -> list[Json]:
+        """Return what all replicas say of themselves that answer in time."""
+        said: list[Any] = []
+        try:
+            said = await self._handle.broadcast("describe", self._version).results_async(
+                timeout_s=seconds, return_exceptions=True
+            )
+        except Exception:  # one that hangs keeps Serve from saying what the others answered
+            with contextlib.suppress(RecpruneError):
+                said = [await self.ask("describe", patience=seconds)]
+        return [dict(one) for one in said if isinstance(one, dict)]
+
+    def _lost(self, reason: str) -> ShardLostError:
+        self.problem = reason
+        return ShardLostError(f"{self.shard} {reason}")
+
+
+class _Failure:
+    """A question that was not answered, as the replica, its node or the way there was lost."""
+
+    def __init__(self, error: BaseException) -> None:
+        lines = str(error).strip().splitlines()
+        name = type(error).__name__
+        self.reason = f"{name}: {lines[0]}" if lines else name
+
+
+async def _answer(call: Any, *arguments: Any) -> Any:
+    """Return what a replica answers, with failures as data."""
+    import ray
+    from ray.serve.exceptions import BackPressureError
+
+    try:
+        return await call.remote(*arguments)
+    except BackPressureError:
+        raise ShardBusyError("too many searches are waiting for a shard") from None
+    except ray.exceptions.RayTaskError as error:  # another try would end the same way
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        return Refusal(last, "", is_input_error=False)
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            raise
+        return _Failure(ConnectionError("the question was cancelled"))  # by Serve
+    except Exception as error:  # of Ray, of Serve, or of the network
+        return _Failure(error)
+
+
+def _quick(handle: Any, method: str) -> Any:
+    """Return the quickest way to call a method: without Ray's object store."""
+    return getattr(handle.options(_by_reference=False), method)
+
+
+async def connect(
+    shards: list[Shard], handles: list[Any], version: Version, replicas: int, timeout: float
+) -> list[ShardCalls]:
+    """Return shards that can be asked from the event loop which this runs in."""
+    for handle in handles:
+        if not handle.is_initialized:
+            # Else each call would pass through the loop of yet another thread.
+            handle._init(_run_router_in_separate_loop=False)
+    return [
+        ShardCalls(shard, handle, version, replicas, timeout)
+        for shard, handle in zip(shards, handles, strict=True)
+    ]
 
 
 class InFlight:
-    """How many calls are in flight, and whether the index is still open for more.
+    """What is being asked, and whether the index is still open for more.
 
-    Apart from the index: a call must not keep an index alive that has no other reference.
+    Apart from the index: a question must not keep an index alive that has no other reference.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._futures: set[Future[Any]] = set()
         self._is_closed = False
-        self._changed = threading.Condition()
 
-    def check(self) -> None:
-        """Raise if there is nothing to be called any more."""
+    @property
+    def count(self) -> int:
+        return len(self._futures)
+
+    def run(self, asking: Coroutine[Any, Any, T]) -> T:
+        """Have something asked, and wait for it; raises where the index is closed meanwhile."""
         import ray
 
-        if self._is_closed:
-            raise RecpruneError("the sharded index is closed")
-        if not ray.is_initialized():
+        if self._is_closed or not ray.is_initialized():
+            asking.close()
+            if self._is_closed:
+                raise RecpruneError("the sharded index is closed")
             raise ShardLostError("the connection to the cluster was closed")
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call for the length of a `with` block."""
-        with self._changed:
-            self.check()
-            self.count += 1
+        future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        self._futures.add(future)
         try:
-            yield
+            return future.result()
+        except CancelledError:
+            raise RecpruneError("the sharded index is closed") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
         finally:
-            with self._changed:
-                self.count -= 1
-                self._changed.notify_all()
+            self._futures.discard(future)
 
     def close(self) -> None:
-        """Refuse further calls, and let those in flight end: a late one would connect Ray again."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.wait_for(lambda: not self.count, _LEAVE_SECONDS)
+        """Refuse further questions, and end those under way."""
+        self._is_closed = True
+        for future in list(self._futures):
+            future.cancel()
 
 
-def answers(todo: deque[Call], timeout: float, in_flight: InFlight) -> Iterator[tuple[Call, Any]]:
-    """Make calls, and yield each with its answer, or with a `ShardLostError` in its place.
-
-    `todo` may be added to meanwhile. A shard is lost when all its replicas refuse, or when it has
-    been silent for `timeout` seconds.
-    """
-    with in_flight.counted():
-        yield from _answers_counted(todo, timeout, in_flight)
-
-
-def _answers_counted(
-    todo: deque[Call], timeout: float, in_flight: InFlight
-) -> Iterator[tuple[Call, Any]]:
-    import ray
-
-    unanswered: list[Call] = []
-    pending: dict[Any, tuple[Call, int, Any]] = {}
-    while todo or unanswered:
-        in_flight.check()
-        while todo:
-            call = todo.popleft()
-            still_lost = call.replicas.still_lost()
-            if still_lost:
-                yield call, ShardLostError(f"{call.replicas.shard} {still_lost}")
-                continue
-            call.untried, call.begun = call.replicas.order(), time.monotonic()
-            unanswered.append(call)
-        for call in list(unanswered):
-            lost = _why_lost(call, timeout)
-            if lost is not None:
-                unanswered.remove(call)
-                if len(call.refusals) < len(call.replicas.actors):
-                    call.replicas.give_up(lost)
-                yield call, ShardLostError(f"{call.replicas.shard} {lost}")
-            elif (number := _next_replica(call, timeout)) is not None:
-                call.called = time.monotonic()
-                call.waiting += 1
-                actor = call.replicas.actors[number]
-                pending[call.send(actor)] = (call, number, actor)
-        if not pending or todo:
-            time.sleep(0 if todo or not unanswered else _TICK)
-            continue
-        # Wait for the first one, then take all that have come.
-        done, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
-        if done and len(pending) > 1:
-            done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-        for reference in done:
-            call, number, actor = pending.pop(reference)
-            call.waiting -= 1
-            try:
-                answered = ray.get(reference)
-            except ray.exceptions.RayTaskError as error:  # another try would end the same way
-                answered = Refusal(_last_line(error), is_input_error=False)
-            except ray.exceptions.RayError as error:  # the actor, its node or the way there
-                error.__traceback__ = None  # a cycle that would keep the index, see InFlight
-                call.failures[number] = _first_line(error)
-                is_gone = isinstance(error, ray.exceptions.ActorDiedError)
-                call.replicas.failed(number, actor, is_gone=is_gone)
-                continue
-            if isinstance(answered, Refusal) and not answered.is_input_error:
-                call.refusals[number] = answered.reason
-                call.replicas.failed(number, actor)
-                continue
-            call.replicas.answered(number)
-            if call in unanswered:  # no other replica was faster
-                unanswered.remove(call)
-                yield call, answered
-
-
-def _next_replica(call: Call, timeout: float) -> int | None:
-    """Return the replica to call now: the next one if those called fail or take too long."""
-    waited = time.monotonic() - call.called
-    if call.waiting and waited < timeout / len(call.replicas.actors):
-        return None
-    if not call.waiting and not call.untried and waited > _PAUSE:
-        call.untried = list(call.failures)  # Ray may have restarted them
-    return call.untried.pop(0) if call.untried else None
-
-
-def _why_lost(call: Call, timeout: float) -> str | None:
-    """Return why a shard is lost, None while a replica may still answer."""
-    reasons = "; ".join(dict.fromkeys([*call.failures.values(), *call.refusals.values()]))
-    if time.monotonic() - max(call.begun, call.replicas.last_answer) > timeout:
-        return f"has said nothing for {timeout:g} s{': ' if reasons else ''}{reasons}"
-    if call.waiting or call.untried:
-        return None
-    if len(call.refusals) == len(call.replicas.actors):
-        return f"cannot answer: {reasons}"
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+async def together(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results; where one fails, that is raised and the others are ended."""
+    tasks = [asyncio.ensure_future(one) for one in asking]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 # A batch on its way ------------------------------------------------------------------------------
@@ -195,37 +275,61 @@ class QueryGroup:
     """Some queries of a batch, on their way from shard to shard."""
 
     def __init__(
-        self, question: Question, rows: slice, steps: list[list[int]], started: list[Replicas]
+        self, question: Question, rows: slice, steps: list[list[int]], asked: list[ShardCalls]
     ) -> None:
         self.rows = rows
         self.answers: dict[Shard, Answer] = {}
         self.missing: dict[Shard, ShardLostError] = {}
-        self.unanswered = 0  # calls of this round
         self.network_bytes = 0
-        self._question, self._steps, self._started = question, steps, started
+        self._question, self._steps, self._asked = question, steps, asked
 
-    def next_round(self) -> list[Call]:
-        """Return the calls of the next round; none after the last."""
+    async def ask(self) -> Refusal | None:
+        """Ask all shards, one round after the other; return why the question is wrong, if it is."""
+        for step in self._steps:
+            floors = kth_scores(list(self.answers.values()), self._question.k)
+            messages = _Messages(self._question, self.rows, floors)
+            asked = []
+            for place in step:
+                calls = self._asked[place]
+                message, is_large = messages.for_shard(calls.shard)
+                self.network_bytes += messages.size
+                asked.append((calls, calls.begin("search", message, is_large=is_large)))
+            refused = await together([self._take(*one) for one in asked])
+            for refusal in filter(None, refused):
+                return refusal
+        return None
+
+    async def _take(self, calls: ShardCalls, asked: Asked) -> Refusal | None:
+        """Keep the answer of a shard, or that it gave none; return its refusal."""
+        try:
+            answered = await calls.answer(asked)
+        except ShardLostError as error:
+            self.missing[calls.shard] = error
+            return None
+        if isinstance(answered, Refusal):
+            return answered
+        self.answers[calls.shard] = read_answer(answered)
+        self.network_bytes += len(answered)
+        return None
+
+
+class _Messages:
+    """What shards are asked in one round; the same message is made once."""
+
+    def __init__(self, question: Question, rows: slice, floors: Any) -> None:
+        self.size = 0  # of the latest message
+        self._question, self._rows, self._floors = question, rows, floors
+        self._message: Any = None
+        self._is_large = False
+
+    def for_shard(self, shard: Shard) -> tuple[Any, bool]:
+        """Return the message, or a reference to it, and whether it, or its answer, is large."""
         import ray
 
-        calls: list[Call] = []
-        floors = kth_scores(list(self.answers.values()), self._question.k)
-        message, shared = b"", None
-        for place in self._steps.pop(0) if self._steps else []:
-            replicas = self._started[place]
-            if not message or not is_the_same_for_all(self._question):
-                message = message_for(self._question, self.rows, replicas.shard, floors)
-                shared = message if len(message) < _SHARED_BYTES else ray.put(message)
-            self.network_bytes += len(message)
-            calls.append(Call(replicas, calling("search", shared), about=self))
-        self.unanswered = len(calls)
-        return calls
-
-    def take(self, call: Call, answered: bytes | ShardLostError) -> None:
-        """Keep the answer of a shard, or that it gave none."""
-        self.unanswered -= 1
-        if isinstance(answered, ShardLostError):
-            self.missing[call.replicas.shard] = answered
-        else:
-            self.answers[call.replicas.shard] = read_answer(answered)
-            self.network_bytes += len(answered)
+        if self._message is None or not is_the_same_for_all(self._question):
+            message = message_for(self._question, self._rows, shard, self._floors)
+            self.size = len(message)
+            answers = (self._rows.stop - self._rows.start) * (8 * self._question.k + _RECORD_BYTES)
+            self._is_large = max(self.size, answers) >= _LARGE_BYTES
+            self._message = ray.put(message) if self._is_large else message
+        return self._message, self._is_large

@@ -74,6 +74,10 @@ class ShardLostError(RecpruneError):
     """A shard of which no replica answers; the message names it, its items and the reason."""
 
 
+class ShardBusyError(RecpruneError):
+    """So many searches wait for a shard that there is no room for another one."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One shard of an index: which items it has, and which folder is the right one."""

@@ -1,13 +1,11 @@
-"""The index over several nodes: its shards are Ray actors, and answers are those of one index."""
+"""The index over several nodes: its shards are on Ray Serve, and answers are those of one index."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import time
-import weakref
-from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -26,14 +24,6 @@ from recprune.search.checks import (
 from recprune.search.methods import METHODS, Method
 from recprune.search.question import QueryName, Question, checked_question, largest_boosts
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats
-from recprune.shards.actors import (
-    Refusal,
-    Replicas,
-    described,
-    end_actors,
-    got_description,
-    start_actors,
-)
 from recprune.shards.answers import (
     ShardedTopK,
     best_possible_scores,
@@ -42,12 +32,20 @@ from recprune.shards.answers import (
     merge_records,
     plan_rounds,
 )
-from recprune.shards.calls import Call, InFlight, QueryGroup, answers, calling
+from recprune.shards.calls import InFlight, QueryGroup, ShardCalls, connect, own_loop, together
+from recprune.shards.deployment import (
+    MOST_REPLICAS,
+    Refusal,
+    delete,
+    deploy,
+    version_of,
+)
 from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
-from recprune.shards.lease import Heartbeat
+from recprune.shards.wire import pack
 from recprune.types import Float32Array, InputError, Json
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
+_GROUPS_AT_ONCE = 8  # of a batch on their way, for every shard
 _START_SECONDS = 30.0  # or more: a process that starts takes longer than one that answers
 _DESCRIBE_SECONDS = 5.0
 
@@ -61,22 +59,31 @@ class ShardedIndex:
     def __init__(
         self,
         folder: ShardedFolder,
-        started: list[Replicas],
-        allow_partial: bool,
-        timeout: float,
-        connection: ExitStack,
+        handles: list[Any],
+        *,
+        replicas: int = 1,
+        allow_partial: bool = False,
+        timeout: float = 30.0,
+        loop: asyncio.AbstractEventLoop | None = None,
+        connection: ExitStack | None = None,
     ) -> None:
-        """Use `ShardedIndex.open`."""
+        """Ask shards that Ray Serve has, each through its handle; `open` has Serve start some.
+
+        The loop is the one that they are asked from; without one, it is that of a thread beside.
+        """
         self.num_items = folder.num_items
         self.num_splits = folder.vectors.num_splits
         self.num_sub_items = folder.vectors.num_sub_items
         self.width = folder.vectors.width  # d
         self._folder, self._vectors = folder, folder.vectors
-        self._started = started  # of the shards that have items
-        self._allow_partial, self._timeout = allow_partial, timeout
-        self._connection = connection
-        self._in_flight = InFlight()
+        self._allow_partial, self._timeout, self._replicas = allow_partial, timeout, replicas
+        self._connection = connection or ExitStack()
+        self._in_flight = InFlight(loop or own_loop())
         self._turn = itertools.count()
+        filled = [shard for shard in folder.shards if shard.num_items]
+        self._shards = self._in_flight.run(
+            connect(filled, handles, version_of(folder), replicas, timeout)
+        )
 
     @classmethod
     def open(
@@ -87,44 +94,52 @@ class ShardedIndex:
         replicas: int = 1,
         allow_partial: bool = False,
         timeout: float = 30.0,
-        shared: bool = False,
-        lease: float = 60.0,
         verify: bool = True,
     ) -> ShardedIndex:
-        """Start the actors of a saved sharded index; every node must find it under this path.
+        """Serve the shards of a saved sharded index; every node must find it under this path.
 
         The address is that of the cluster's head node, host:port; without one, the cluster that
         this process is connected to is used, or one is started on this machine. A shard that has
         been silent for `timeout` seconds is lost. Then a search fails; with `allow_partial`, it
-        returns what the other shards have, marked as not exact.
+        returns what the other shards have, marked as not exact. Unless `verify` is false, every
+        byte of a shard is compared with its checksum before it answers.
 
-        Actors that are `shared` are those of all processes which open the same folder this way.
-        They end `lease` seconds after the last of these has closed it, or has died. Unless `verify`
-        is false, every byte of a shard is compared with its checksum before it answers.
+        The shards are applications of Ray Serve, and end when the index is closed, or with this
+        process.
         """
-        if not 1 <= checked_count(replicas, "replicas") <= 100:
-            raise InputError(f"replicas is {replicas}, expected 1 to 100")
-        _check_seconds(timeout, "timeout")
-        _check_seconds(lease, "lease")
+        if not 1 <= checked_count(replicas, "replicas") <= MOST_REPLICAS:
+            raise InputError(f"replicas is {replicas}, expected 1 to {MOST_REPLICAS}")
+        if (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not 0 < timeout < 1e6
+        ):
+            raise InputError(f"timeout is {timeout!r}, expected seconds, more than 0")
         saved = read_folder(folder)
-        num_actors = replicas * sum(shard.num_items > 0 for shard in saved.shards)
+        needed = replicas * sum(shard.num_items > 0 for shard in saved.shards)
         with ExitStack() as connection:
-            num_cpus = max(num_actors, os.cpu_count() or 1)
-            connection.enter_context(connected(address or "local", num_cpus))
-            started = start_actors(saved, replicas, _nodes(), lease if shared else None, verify)
-            if shared:
-                connection.callback(Heartbeat(started, lease).end)
-            else:
-                connection.callback(end_actors, started, driver_id())
-            index = cls(saved, started, allow_partial, timeout, connection)
-            index._wait_until_ready(num_actors)
+            connection.enter_context(
+                connected(address or "local", max(needed, os.cpu_count() or 1))
+            )
+            handles: list[Any] = []
+            if needed:
+                deployed = deploy(saved, replicas, verify)
+                handles = deployed.handles
+                connection.callback(delete, deployed, driver_id())
+            index = cls(
+                saved,
+                handles,
+                replicas=replicas,
+                allow_partial=allow_partial,
+                timeout=timeout,
+                connection=connection,
+            )
+            index.wait_until_ready(needed)
             index._connection = connection.pop_all()
-        if shared:  # closed with its last reference, at the latest
-            weakref.finalize(index, index._connection.close)
         return index
 
     def close(self) -> None:
-        """End the actors, or let go of shared ones; and the cluster, if it was started for them."""
+        """End the shards that were opened here, and the cluster, if it was started for them."""
         self._in_flight.close()
         self._connection.close()
 
@@ -200,19 +215,25 @@ class ShardedIndex:
         wanted = checked_items(items, self.num_items)
         refuse_infinite(queries, name)
         scores = np.empty((len(queries), len(wanted)), np.float32)
-        calls: deque[Call] = deque()
-        for replicas in self._started:
-            shard = replicas.shard
-            places = np.flatnonzero((wanted >= shard.first) & (wanted < shard.stop))
-            if len(places):
-                local = wanted[places].astype(np.int64) - shard.first
-                calls.append(Call(replicas, calling("score", queries, local), about=places))
-        for call, answered in self._answers(calls):
-            if isinstance(answered, ShardLostError):
-                raise answered
+
+        async def score(shard: ShardCalls, places: NDArray[Any]) -> None:
+            local = wanted[places].astype(np.int64) - shard.shard.first
+            answered = await shard.ask("score", pack([], [queries, local]), is_large=True)
             if isinstance(answered, Refusal):
                 raise InputError(answered.reason)
-            scores[:, call.about] = answered
+            found = np.frombuffer(answered, np.float32)
+            scores[:, places] = found.reshape(len(queries), len(places))
+
+        async def ask() -> None:
+            asked = []
+            for shard in self._shards:
+                first, stop = shard.shard.first, shard.shard.stop
+                places = np.flatnonzero((wanted >= first) & (wanted < stop))
+                if len(places):
+                    asked.append(score(shard, places))
+            await together(asked)
+
+        self._in_flight.run(ask())
         return scores[0] if single else scores
 
     def sub_item_scores(self, sequence_embeddings: Float32Array) -> Float32Array:
@@ -225,20 +246,14 @@ class ShardedIndex:
 
     def describe(self) -> Json:
         """Say what the shards hold and cost, and on which nodes they are."""
-        import ray
-
-        self._in_flight.check()
-        asked = [
-            [actor.describe.remote() for actor in replicas.actors] for replicas in self._started
-        ]
-        flat = [reference for references in asked for reference in references]
         seconds = min(self._timeout, _DESCRIBE_SECONDS)
-        answered = set(ray.wait(flat, num_returns=len(flat), timeout=seconds)[0]) if flat else set()
+
+        async def ask() -> list[list[Json]]:
+            return await asyncio.gather(*(one.describe_all(seconds) for one in self._shards))
+
+        said = self._in_flight.run(ask())
         shards = [
-            described(
-                replicas.shard, [got_description(ref) if ref in answered else None for ref in refs]
-            )
-            for replicas, refs in zip(self._started, asked, strict=True)
+            _described(one.shard, entries) for one, entries in zip(self._shards, said, strict=True)
         ]
         size = sum(shard["bytes"] for shard in shards)
         return {
@@ -247,15 +262,20 @@ class ShardedIndex:
             "sub_items": self.num_sub_items,
             "width": self.width,
             "shards": shards,
-            "replicas": len(self._started[0].actors) if self._started else 0,
+            "replicas": self._replicas,
             "nodes": sorted({place["node"] for shard in shards for place in shard["places"]}),
             "bytes": size,  # of one replica of every shard that answered
             "bytes_per_item": round(size / max(self.num_items, 1), 2),
         }
 
     def lost_shards(self) -> list[Shard]:
-        """Return the shards without a healthy replica, as far as known; calls none."""
-        return [replicas.shard for replicas in self._started if replicas.is_lost]
+        """Return the shards that gave no answer when they were last asked; asks none."""
+        return [one.shard for one in self._shards if one.problem]
+
+    async def ask_lost_shards(self) -> None:
+        """Ask those again, so that it is known when they are back."""
+        lost = [one for one in self._shards if one.problem]
+        await asyncio.gather(*(one.ask("describe") for one in lost), return_exceptions=True)
 
     def stored_bytes(self) -> int:
         """Return what the shards take on disk; calls none."""
@@ -274,12 +294,10 @@ class ShardedIndex:
     def _answer(
         self, question: Question, rounds: int | None, allow_partial: bool | None
     ) -> ShardedTopK:
-        import ray
-
         begun = time.perf_counter_ns()
         if rounds is not None and checked_count(rounds, "rounds") < 1:
             raise InputError(f"rounds is {rounds}, expected 1 or more")
-        if not self._started:  # no items, no shards: an index of nothing has the answer
+        if not self._shards:  # no items, no shards: an index of nothing has the answer
             top = self._vectors.answer(question._replace(method=METHODS["pqtopk"]))
             return ShardedTopK(top.ids, top.scores, top.stats)
         if question.boosts is not None:
@@ -288,11 +306,8 @@ class ShardedIndex:
             question.refuse_infinite()
             self._refuse_overflow(question)
         if rounds is None:
-            rounds = _rounds_that_pay(len(question.queries), len(self._started))
-        try:
-            groups = self._ask(question, rounds)
-        except ray.exceptions.RayError as error:  # not a shard's fault, but that of the way there
-            raise ShardLostError(f"the cluster failed: {str(error).strip()}") from None
+            rounds = _rounds_that_pay(len(question.queries), len(self._shards))
+        groups = self._in_flight.run(self._ask(question, rounds))
         if allow_partial is None:
             allow_partial = self._allow_partial
         missing = {shard: error for group in groups for shard, error in group.missing.items()}
@@ -308,25 +323,22 @@ class ShardedIndex:
             network_bytes=sum(group.network_bytes for group in groups),
         )
 
-    def _ask(self, question: Question, rounds: int) -> list[QueryGroup]:
+    async def _ask(self, question: Question, rounds: int) -> list[QueryGroup]:
         """Lead all groups of a batch through the shards."""
-        plan = plan_rounds(
-            len(question.queries), len(self._started), rounds, start=next(self._turn)
-        )
-        groups = [QueryGroup(question, rows, steps, self._started) for rows, steps in plan]
-        todo: deque[Call] = deque()
-        for group in groups:
-            todo.extend(group.next_round())
-        for call, answered in self._answers(todo):
-            if isinstance(answered, Refusal):
+        plan = plan_rounds(len(question.queries), len(self._shards), rounds, start=next(self._turn))
+        groups = [QueryGroup(question, rows, steps, self._shards) for rows, steps in plan]
+        at_once = asyncio.Semaphore(_GROUPS_AT_ONCE * len(self._shards))
+
+        async def ask(group: QueryGroup) -> None:
+            async with at_once:
+                refused = await group.ask()
+            if refused is not None:
                 question.refuse_infinite()
-                if answered.is_overflow:
+                if refused.is_overflow:
                     self._refuse_overflow(question)
-                raise InputError(answered.reason)
-            group = call.about
-            group.take(call, answered)
-            if not group.unanswered:
-                todo.extend(group.next_round())
+                raise InputError(refused.reason)
+
+        await together(map(ask, groups))
         return groups
 
     def _together(
@@ -372,20 +384,38 @@ class ShardedIndex:
             return queries.reshape(-1, self.num_splits, self.num_sub_items)
         return self._vectors.sub_item_scores(queries)
 
-    def _answers(self, todo: deque[Call]) -> Iterator[tuple[Call, Any]]:
-        return answers(todo, self._timeout, self._in_flight)
-
-    def _wait_until_ready(self, num_actors: int) -> None:
+    def wait_until_ready(self, needed: int) -> None:
+        """Return once all shards answer; raises where one does not, unless a part is enough."""
         import ray
 
-        calls = deque(Call(replicas, calling("describe")) for replicas in self._started)
         patience = max(self._timeout, _START_SECONDS)
-        answered = [answer for _, answer in answers(calls, patience, self._in_flight)]
-        lost = [answer for answer in answered if isinstance(answer, ShardLostError)]
-        if lost and not (self._allow_partial and len(lost) < len(self._started)):
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(
+                *(one.ask("describe", patience=patience) for one in self._shards),
+                return_exceptions=True,
+            )
+
+        answered = self._in_flight.run(ask())
+        lost = [one for one in answered if isinstance(one, BaseException)]
+        if lost and not (self._allow_partial and len(lost) < len(self._shards)):
+            if not isinstance(lost[0], ShardLostError):
+                raise lost[0]
             free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-            why = f"; {num_actors} actors need a CPU each, and none is free" if free < 1 else ""
+            why = f"; {needed} replicas need a CPU each, and none is free" if free < 1 else ""
             raise ShardLostError(f"{lost[0]}{why}")
+
+
+def _described(shard: Shard, replicas: list[Json]) -> Json:
+    """Put together what the replicas of a shard say of themselves."""
+    return {
+        "shard": shard.number,
+        "first": shard.first,
+        "items": shard.num_items,
+        "bytes": replicas[0]["bytes"] if replicas else 0,
+        "layout": replicas[0]["layout"] if replicas else None,
+        "places": [{"node": entry["node"], "pid": entry["pid"]} for entry in replicas],
+    }
 
 
 def _rounds_that_pay(num_queries: int, num_shards: int) -> int:
@@ -394,16 +424,3 @@ def _rounds_that_pay(num_queries: int, num_shards: int) -> int:
     # A single query is 15 to 30 % slower in two rounds and 256 queries 40 %; from 1024 on two
     # rounds seem to win by a tenth, within the noise. More than two score hardly fewer items.
     return 2 if num_queries >= _QUERIES_FOR_TWO_ROUNDS * num_shards else 1
-
-
-def _check_seconds(seconds: Any, name: str) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
-        raise InputError(f"{name} is {seconds!r}, expected seconds, more than 0")
-
-
-def _nodes() -> list[str]:
-    """Return the nodes that actors can run on."""
-    import ray
-
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")]

@@ -1,7 +1,4 @@
-"""What is searched: the folder's own index, or one in shards on a Ray cluster.
-
-Workers share the actors of the shards; each has a connection of its own to the cluster.
-"""
+"""What is searched: the folder's own index, or one in shards on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from recprune.search.index import Index
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import ServeSettings
 from recprune.shards.folder import KIND as SHARDED_INDEX
-from recprune.shards.folder import ShardLostError, read_folder
+from recprune.shards.folder import ShardLostError
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
@@ -62,25 +59,6 @@ def sharded_folder(settings: ServeSettings) -> Path | None:
     return settings.folder
 
 
-def num_cpus(settings: ServeSettings) -> int:
-    """Return how many CPUs a cluster needs for the shards: twice, as a reload has two of each."""
-    shards = sharded_folder(settings)
-    return 2 * settings.replicas * len(read_folder(shards).shards) if shards is not None else 0
-
-
-def open_shards(settings: ServeSettings, folder: Path) -> ShardedIndex:
-    """Open a sharded index with actors that all workers share."""
-    return ShardedIndex.open(
-        folder,
-        address=settings.ray,
-        replicas=settings.replicas,
-        allow_partial=settings.allow_partial,
-        timeout=settings.limits.shard_seconds,
-        shared=True,
-        lease=settings.limits.idle_shard_seconds,
-    )
-
-
 def check_shards(shards: ShardedIndex, index: Index, folder: Path) -> None:
     """Refuse shards that are not those of the index: what they say, and what they answer."""
     for name in ("num_items", "num_splits", "num_sub_items", "width"):
@@ -109,11 +87,12 @@ def check_shards(shards: ShardedIndex, index: Index, folder: Path) -> None:
         )
 
 
-def check_not_lost(index: Searched) -> None:
-    """Raise what the last search or sign of life has found of a shard that is lost."""
-    lost = index.lost_shards() if isinstance(index, ShardedIndex) else []
-    if lost:
-        raise ShardLostError(f"no replica answers for {lost[0]}")
+async def check_not_lost(index: Searched) -> None:
+    """Ask shards again that gave no answer; raise if one of them still gives none."""
+    if isinstance(index, ShardedIndex) and index.lost_shards():
+        await index.ask_lost_shards()
+        for lost in index.lost_shards():
+            raise ShardLostError(f"no replica answers for {lost}")
 
 
 def size_of(index: Searched) -> int:

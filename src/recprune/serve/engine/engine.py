@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ from recprune.serve.engine.backend import (
     Searched,
     check_shards,
     kind_and_version,
-    open_shards,
     sharded_folder,
 )
 from recprune.serve.engine.catalogue import Catalogue, RowNumbers
@@ -45,6 +45,8 @@ from recprune.types import (
     RecpruneError,
     StorageError,
 )
+
+OpenShards: TypeAlias = Callable[[Path], ShardedIndex]
 
 
 class NoEncoderError(RecpruneError):
@@ -344,10 +346,11 @@ def _found(top: TopK, times: dict[str, float], explanation: Json | None) -> Foun
     )
 
 
-def load_engine(settings: ServeSettings) -> Engine:
+def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) -> Engine:
     """Load a saved recommender or index, compare every byte with its checksum, and try it out.
 
-    The bytes of shards are compared where these are, by their actors, and here what they answer.
+    The bytes of shards are compared where these are, and here what they answer; where the folder
+    is in shards, `open_shards` is what opens them.
     """
     folder = settings.folder
     kind, version = kind_and_version(folder)
@@ -358,7 +361,9 @@ def load_engine(settings: ServeSettings) -> Engine:
         own = recommender.index
     elif kind == INDEX:
         own = Index.load(folder)
-    shards = open_shards(settings, shards_folder) if shards_folder is not None else None
+    shards = None
+    if shards_folder is not None and open_shards is not None:
+        shards = open_shards(shards_folder)
     if kind_and_version(folder) != (kind, version):
         raise StorageError(f"{folder}: was replaced while it was read: try again")
     if shards is not None and own is not None and shards_folder is not None:

@@ -11,7 +11,7 @@ from recprune.serve.histories.histories import HistoriesUnavailableError
 from recprune.serve.http.schemas import ErrorAnswer, ErrorDetail
 from recprune.serve.logs import log_problem
 from recprune.serve.service import ReloadError
-from recprune.shards.folder import ShardLostError
+from recprune.shards.folder import ShardBusyError, ShardLostError
 from recprune.types import InputError, RecpruneError, needs_extra
 
 with needs_extra("serve"):
@@ -54,6 +54,7 @@ class HttpError(Exception):
 # Which answer a fault is; the first that fits.
 _FAULTS: list[tuple[type[RecpruneError], int, str]] = [
     (OverloadedError, 503, "overloaded"),
+    (ShardBusyError, 503, "overloaded"),
     (NoEncoderError, 409, "no_encoder"),
     (ReloadError, 409, "reload_failed"),
     (NotFoundError, 404, "not_found"),

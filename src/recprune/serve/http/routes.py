@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -283,7 +282,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     )
     async def metrics() -> Response:
         """Return the figures of all workers, for Prometheus."""
-        text = await asyncio.to_thread(service.metrics.text)
+        text = await service.figures()
         return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")
 
     @app.post("/admin/reload", response_model=Reloaded)

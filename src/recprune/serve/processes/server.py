@@ -10,7 +10,6 @@ and waits in one place, for connections, signals and messages.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import math
@@ -22,13 +21,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from recprune.cluster import local_cluster
 from recprune.serve.configuration import ServeSettings, WorkerJob
-from recprune.serve.engine.backend import num_cpus
+from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.keys import read_keys
 from recprune.serve.logs import configure_logs, log, log_problem
 from recprune.serve.processes.crew import BEATS, Crew, Worker
@@ -48,6 +45,11 @@ _OWN_DESCRIPTORS = 128  # of a worker, for all that is not a connection
 
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
+    if sharded_folder(settings) is not None:  # refuses options that do not go with the folder
+        from recprune.serve.on_ray import serve_on_ray
+
+        serve_on_ray(settings)
+        return
     if settings.keys_file is not None:
         read_keys(settings.keys_file)  # before anything is started
     configure_logs()
@@ -59,26 +61,12 @@ def serve(settings: ServeSettings) -> None:
     # prometheus_client reads it when it is imported, by the workers' modules below.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(figures)
     try:
-        with _listen(settings) as listening, _cluster(settings) as settings:
+        with _listen(settings) as listening:
             if can_fork():
                 importlib.import_module("recprune.serve.processes.worker")
             _Supervisor(settings, listening).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _cluster(settings: ServeSettings) -> Iterator[ServeSettings]:
-    """Have the cluster that the workers connect to, and its address in their settings.
-
-    Only theirs are connections: Ray's threads would not survive a fork.
-    """
-    needed = num_cpus(settings)  # refuses options that do not go with the folder
-    if settings.ray == "local":
-        with local_cluster(needed) as address:
-            yield settings.model_copy(update={"ray": address})
-    else:
-        yield settings
 
 
 def _within_descriptors(settings: ServeSettings) -> ServeSettings:
