@@ -211,33 +211,28 @@ def _measure_load(
                 # Another one is first in every round.
                 for service in [*running[turn:], *running[:turn]]:
                     runs[service.name].append(_load(service, place, kind, count, parsed.seconds))
+            dealt = [run["per_second"] for run in runs["dealt"]]
             for name, of_name in runs.items():
-                medians = {
-                    key: statistics.median(run[key] for run in of_name) for key in of_name[0]
-                }
-                medians["failed"] = sum(run["failed"] for run in of_name)
-                figures.append(
-                    {"way": name, "workers": workers, "kind": kind, "connections": count} | medians
-                )
-            rows += [_load_row(run, figures) for run in figures[-len(running) :]]
+                at = {"way": name, "workers": workers, "kind": kind, "connections": count}
+                run = {key: statistics.median(one[key] for one in of_name) for key in of_name[0]}
+                # Rounds are compared one by one: the machine may be busier in another.
+                pairs = zip((one["per_second"] for one in of_name), dealt, strict=True)
+                run["to_dealt"] = statistics.median(ours / theirs for ours, theirs in pairs)
+                run["failed"] = sum(one["failed"] for one in of_name)
+                figures.append(at | run | {"rounds": of_name})
+                rows.append(_load_row(figures[-1]))
         title = f"{kind}, {workers} workers, medians of {parsed.rounds} rounds"
         header = ("connections", "way", "requests/s", "÷ dealt", "p50 ms", "p99 ms", "failed")
         print_table(title, header, rows)
     return figures
 
 
-def _load_row(run: Json, figures: list[Json]) -> tuple[str, ...]:
-    same = ("workers", "kind", "connections")
-    (dealt,) = [
-        other
-        for other in figures
-        if other["way"] == "dealt" and all(other[key] == run[key] for key in same)
-    ]
+def _load_row(run: Json) -> tuple[str, ...]:
     return (
         str(run["connections"]),
         run["way"],
         f"{run['per_second']:,.0f}",
-        f"{run['per_second'] / dealt['per_second']:.2f}",
+        f"{run['to_dealt']:.2f}",
         f"{run['p50_ms']:.2f}",
         f"{run['p99_ms']:.2f}",
         str(run["failed"]),

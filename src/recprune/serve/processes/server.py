@@ -1,7 +1,7 @@
 """The supervisor: it accepts connections, deals them out to its workers, and leads their reloads.
 
-Dealing connections out one by one keeps workers equally busy; from a socket that all accept from,
-an idle one may take everything and keep it. Workers are forked from a process that has imported
+Dealing connections out one by one keeps workers equally busy, which no way did in which the kernel
+divides them (`python -m benchmarks.dealing`). Workers are forked from a process that has imported
 what they need and opened nothing, so they share its memory, and the pages of the memory-mapped
 index through the system's cache; where a process must not fork, they are started from nothing
 (`spawning`). One that ends, or gives no sign of life, is replaced. The supervisor has no threads
