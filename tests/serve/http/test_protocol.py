@@ -142,7 +142,8 @@ def test_the_last_bytes_of_an_answer_have_to_be_taken_too(service: Service, more
         wait_until(lambda: held_by_the_system(slow) > 100_000, "an answer")
         room = held_by_the_system(slow)
         assert room < whole, "else nothing is left for the service to hold"
-        wait_until(lambda: sockets(worker) == before, "the end of the first")
+        # Fewer, where connections of an earlier test were still being closed.
+        wait_until(lambda: sockets(worker) <= before, "the end of the first")
         for left in range(5_000, 60_000, 5_000):
             ask_slowly(service, opened, (room + left) * 1000 // whole, more)
         wait_until(lambda: sockets(worker) > before, "connections")
