@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from recprune.system import loopback
 
 _PROC = Path("/proc")
+_ESTABLISHED = "01"  # as net/tcp writes it
 
 
 def has_proc() -> bool:
@@ -31,3 +33,20 @@ def loopback_bytes() -> int:
         if name.strip() == loopback():
             return int(counters.split()[0])
     return 0
+
+
+def connections(pids: list[int], port: int) -> dict[int, list[int]]:
+    """Return for each process the ports from which clients are connected with it at a port."""
+    clients = {}  # by the inode of the socket
+    for line in (_PROC / "net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, state, *_, inode = line.split()[:10]
+        if int(local.rpartition(":")[2], 16) == port and state == _ESTABLISHED:
+            clients[f"socket:[{inode}]"] = int(remote.rpartition(":")[2], 16)
+    held = {}
+    for pid in pids:
+        links = []
+        for descriptor in (_PROC / f"{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                links.append(descriptor.readlink().name)
+        held[pid] = [clients[link] for link in links if link in clients]
+    return held

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.measure import model_of, write_result
 from benchmarks.proc import children, has_proc, memory
-from benchmarks.serve_peers import FOLDER, WAITING
+from benchmarks.serve_peers import FOLDER, RUNNING, WAITING
 from recprune import Index, Recommender
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
@@ -104,7 +104,7 @@ def _peer(name: str, workers: int, folder: Path) -> Iterator[str]:
         "--no-access-log",
     ]
     running = str(max(1, available_cores() // workers))
-    environment = os.environ | {FOLDER: str(folder), "RECPRUNE_BENCH_RUNNING": running}
+    environment = os.environ | {FOLDER: str(folder), RUNNING: running}
     process = subprocess.Popen(command, env=environment)
     try:
         url = f"http://127.0.0.1:{port}"

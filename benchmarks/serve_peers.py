@@ -24,6 +24,7 @@ from recprune.serve.service import open_service
 from recprune.types import Float32Array
 
 FOLDER = "RECPRUNE_BENCH_FOLDER"
+RUNNING = "RECPRUNE_BENCH_RUNNING"
 WAITING = 64  # requests; enough that none is refused, whatever the number of connections
 
 
@@ -67,7 +68,7 @@ class FaissIndex:
 
 def with_faiss() -> FastAPI:
     """Return the service with FAISS in the place of our search."""
-    limits = Limits(running=int(os.environ.get("RECPRUNE_BENCH_RUNNING", "1")), waiting=WAITING)
+    limits = Limits(running=int(os.environ.get(RUNNING, "1")), waiting=WAITING)
     settings = ServeSettings(folder=Path(os.environ[FOLDER]), access_log=False, limits=limits)
     service = open_service(settings)
     own = service.engine.own_index

@@ -161,6 +161,25 @@ def test_too_many_on_their_way_do_not_end_the_service(small: Path) -> None:
         assert service.workers == [worker]
 
 
+@pytest.mark.parametrize("how", ["hangs", "is killed", "hangs alone and is killed"])
+def test_what_a_worker_has_not_taken_is_answered_by_another(small: Path, how: str) -> None:
+    options = ("--workers", "1" if "alone" in how else "2", "--max-silent-seconds", "5")
+    with serving(small, *options) as service, ExitStack() as opened:
+        wait_for_workers(service, int(options[1]))
+        hung = service.workers[0]
+        os.kill(hung, signal.SIGSTOP)
+        connections = asking(service, 20, opened)  # half of them on their way to it, or all
+        if how == "hangs":
+            answers = {received(connection)[:13] for connection in connections}
+            assert hung in service.workers, "its end was not waited for"
+        else:
+            time.sleep(0.2)
+            os.kill(hung, signal.SIGKILL)
+            answers = {received(connection)[:13] for connection in connections}
+        assert answers == {b"HTTP/1.1 200 "}
+        assert "connection lost" not in events_of(service)
+
+
 def test_a_worker_that_hangs_is_replaced_and_holds_up_no_reload(small: Path) -> None:
     options = ("--workers", "2", "--max-silent-seconds", "1")
     with serving(small, *options) as service:

@@ -76,7 +76,9 @@ def test_a_bad_folder_leaves_the_old_one_serving(
 ) -> None:
     right = expected(saved[0])
     bad = damaged(saved[1], tmp_path, how)
-    with serving(folder, "--workers", "2") as service:
+    # A worker that starts late, or again after a silence, would find the bad folder and end.
+    with serving(folder, "--workers", "2", "--max-silent-seconds", "60") as service:
+        wait_for_workers(service, 2)
         version = service.client.get("/readyz").json()["version"]
         replace(folder, bad)
         status, code, message = error_of(service.client.post("/admin/reload"))

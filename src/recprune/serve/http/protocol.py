@@ -6,7 +6,8 @@ Here every state of a connection has a clock, and received bytes wind none of th
 - waiting for the first request, and for all of a request once it has begun: `client_seconds`;
 - answering: none while the service works; `client_seconds` while the answer is not taken;
 - idle after an answer: uvicorn's keep-alive;
-- closed, and the last bytes not taken yet: `client_seconds`.
+- closed, and the last bytes not taken yet, of an answer that was not finished too:
+  `client_seconds`.
 
 A request that was sent before the answer to an earlier one has its time when its turn comes.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 from recprune.serve.configuration import Limits
 from recprune.serve.http.errors import HttpError
@@ -51,6 +52,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._application, self.app = self.app, self._answer
             if len(self.connections) > limits.connections:
                 turned_away()
                 self._refuse(503, "overloaded", "too many connections")
@@ -129,6 +131,13 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
 
         # Answers -------------------------------------------------------------------------------
 
+        async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+            """Run the application; an answer that it does not finish ends the connection."""
+            try:
+                await self._application(scope, receive, send)
+            finally:  # uvicorn closes it next, and says so to none of the methods here
+                self.loop.call_soon(self._start_if_closing)
+
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.transport.is_closing():
@@ -170,6 +179,11 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
         def _start_if_its_turn(self) -> None:
             if self._clock is None and self._is_its_turn():
                 self._start(limits.client_seconds, self._too_slow)
+
+        def _start_if_closing(self) -> None:
+            is_open = self in self.connections
+            if is_open and self._clock is None and self.transport.is_closing():
+                self._start(limits.client_seconds, self.transport.abort)
 
         def _start_keep_alive(self) -> None:
             self._start(self.timeout_keep_alive, self._end_idle)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from recprune.serve.processes.messages import Message, from_line
 
 BEATS = 10  # that a worker may miss, one after the other, until it counts as hung
-_FEW_BEATS = 3  # so many, and it gets no further connections
+_FEW_BEATS = 2  # so many, and connections that it has not taken go to others
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Worker:
     pid: int
     line: socket.socket  # for messages
     handover: socket.socket  # for connections
+    their_handover: socket.socket  # its end, from which connections can be taken back
     ready_by: float  # by time.monotonic()
     is_ready: bool = False
     missed_beats: int = 0
@@ -47,8 +48,8 @@ class Worker:
         return [from_line(line) for line in lines]
 
     def close(self) -> None:
-        self.line.close()
-        self.handover.close()
+        for end in (self.line, self.handover, self.their_handover):
+            end.close()
 
 
 Crew: TypeAlias = dict[int, Worker]  # by pid; for connections, in the order of their turns

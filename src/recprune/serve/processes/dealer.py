@@ -1,6 +1,9 @@
 """Connections: accepted by the supervisor, and dealt out to the workers in turn.
 
 Nothing is accepted that no worker can take: until one can, clients wait in the system's backlog.
+What was given to a worker and not taken by it, because it hangs or was killed, is taken back and
+given to another: the receiving end of each handover is open here too, and a message in it has one
+receiver.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ import contextlib
 import selectors
 import socket
 import time
+from collections import deque
 
 from recprune.serve.logs import log_problem
-from recprune.serve.processes.crew import Crew
+from recprune.serve.processes.crew import Crew, Worker
 
 _AT_ONCE = 64  # connections, before messages and signals have their turn
 _FULL_PAUSE_S = 0.02  # until the workers are tried again when none could take one
@@ -27,7 +31,7 @@ class Dealer:
         self._listening = listening
         self._selector = selector
         self._crew = crew
-        self._held: socket.socket | None = None  # accepted, but no worker could take it
+        self._held: deque[socket.socket] = deque()  # accepted, but no worker could take them
         self._again_at = 0.0
 
     @property
@@ -38,16 +42,14 @@ class Dealer:
     def turn(self) -> None:
         """Deal what is held, and watch for connections while there is a worker to deal to."""
         is_time = time.monotonic() >= self._again_at
-        if self._held is not None and is_time:
-            held, self._held = self._held, None
-            self._deal(held)
-            is_time = self._held is None
+        while is_time and self._held:
+            is_time = self._deal(self._held.popleft())
         self._watch(is_time and any(worker.takes_connections for worker in self._crew.values()))
 
     def accept(self) -> None:
         """Accept what is there, and deal it out."""
         for _ in range(_AT_ONCE):
-            if self._held is not None:
+            if self._held:
                 return
             try:
                 connection, _ = self._listening.accept()
@@ -59,6 +61,16 @@ class Dealer:
                 return
             self._deal(connection)
 
+    def take_back(self, worker: Worker) -> None:
+        """Hold what a worker has not taken, for others to be given."""
+        with contextlib.suppress(OSError):  # nothing is left
+            while True:
+                _, descriptors, _, _ = socket.recv_fds(worker.their_handover, 1, 1)
+                if descriptors:
+                    self._held.append(socket.socket(fileno=descriptors[0]))
+                else:  # none are left for it, and the system has closed it
+                    log_problem("connection lost", {"reason": "too many open files"})
+
     def end(self) -> None:
         """Deal out what is waiting, and accept no more."""
         self.accept()
@@ -68,9 +80,8 @@ class Dealer:
     def close(self) -> None:
         """Close what is open in this process."""
         self._listening.close()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        while self._held:
+            self._held.pop().close()
 
     def _watch(self, wanted: bool) -> None:
         watched = self._listening.fileno() in self._selector.get_map()
@@ -79,8 +90,8 @@ class Dealer:
         elif watched and not wanted:
             self._selector.unregister(self._listening)
 
-    def _deal(self, connection: socket.socket) -> None:
-        """Give a connection to the worker whose turn it is, or to the next that takes it."""
+    def _deal(self, connection: socket.socket) -> bool:
+        """Give a connection to the worker whose turn it is, or to the next that has room for it."""
         for worker in list(self._crew.values()):
             if worker.takes_connections:
                 # Last in line from now on, whether it takes it or not.
@@ -89,6 +100,7 @@ class Dealer:
                 with contextlib.suppress(OSError):
                     socket.send_fds(worker.handover, [b"."], [connection.fileno()])
                     connection.close()
-                    return
-        self._held = connection
+                    return True
+        self._held.appendleft(connection)
         self._again_at = time.monotonic() + _FULL_PAUSE_S
+        return False

@@ -1,7 +1,7 @@
 """The supervisor: it accepts connections, deals them out to its workers, and leads their reloads.
 
-Dealing connections out one by one keeps workers equally busy; from a socket that all accept from,
-an idle one may take everything and keep it. Workers are forked from a process that has imported
+Dealing connections out one by one keeps workers equally busy, which no way did in which the kernel
+divides them (`python -m benchmarks.dealing`). Workers are forked from a process that has imported
 what they need and opened nothing, so they share its memory, and the pages of the memory-mapped
 index through the system's cache; where a process must not fork, they are started from nothing
 (`spawning`). One that ends, or gives no sign of life, is replaced. The supervisor has no threads
@@ -184,13 +184,14 @@ class _Supervisor:
             pid = os.fork()
         else:
             pid = spawn_worker(self._job(), line, their_line, their_handover)
-        worker = Worker(pid, line, handover, time.monotonic() + patience)
-        self._crew[pid] = worker
         if pid == 0:
+            line.close()
+            handover.close()
             self._become_worker(their_line, their_handover)
+        ready_by = time.monotonic() + patience
+        self._crew[pid] = Worker(pid, line, handover, their_handover, ready_by)
         their_line.close()
-        their_handover.close()
-        for ours in (line, handover):
+        for ours in (line, handover, their_handover):
             ours.setblocking(False)
         self._selector.register(line, selectors.EVENT_READ, pid)
 
@@ -272,6 +273,8 @@ class _Supervisor:
             elif worker.is_ready:
                 worker.missed_beats += 1
                 worker.send(Message("ping"))
+                if not worker.takes_connections:
+                    self._dealer.take_back(worker)
 
     def _reap(self, worker: Worker, status: int) -> None:
         """Forget a worker that has ended; another one will take its place."""
@@ -283,6 +286,7 @@ class _Supervisor:
             self._receive(worker)  # its last messages
         if worker.line.fileno() in watched:
             self._selector.unregister(worker.line)
+        self._dealer.take_back(worker)
         worker.close()
         mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
         if self._is_ending:

@@ -29,6 +29,7 @@ def spawn_worker(
     # Without the current folder in its path: nothing there is to be imported.
     command = [sys.executable, "-P", "-m", "recprune.serve.processes.spawning", *numbers]
     pid = os.posix_spawn(sys.executable, command, os.environ)
+    handover.set_inheritable(False)  # it stays open here, and is no other worker's
     # Not among the arguments, which all on this machine can read: there may be a password in it.
     given = _as_json(job).encode()
     line.sendall(len(given).to_bytes(_LENGTH_BYTES, "big") + given)
