@@ -376,7 +376,7 @@ def test_help_has_every_option_with_its_default() -> None:
     said = " ".join(done.stdout.split())
     for words in (
         "--settings FILE", "--host HOST", "default 127.0.0.1", "--history URL", "--no-access-log",
-        "--max-idle-shard-seconds N", "default 60.0", "--item-set NAME=FILE", "default 8000",
+        "--max-shard-seconds N", "default 10.0", "--item-set NAME=FILE", "default 8000",
     ):  # fmt: skip
         assert words in said
     assert "SUPPRESS" not in said

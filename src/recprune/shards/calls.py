@@ -50,14 +50,14 @@ def own_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Asked:
+class Attempts:
     """A question to one shard, whichever of its replicas answers."""
 
     def __init__(self, send: Callable[[], Coroutine[Any, Any, Any]], patience: float) -> None:
         self.patience = patience  # seconds
         self.begun = time.monotonic()
         self.called = 0.0  # when a replica was last asked
-        self.attempts: set[asyncio.Task[Any]] = set()
+        self.under_way: set[asyncio.Task[Any]] = set()
         self.failure = ""
         self.refusals: dict[str, str] = {}  # by replica
         self._send = send
@@ -65,12 +65,12 @@ class Asked:
     def again(self) -> None:
         """Ask a replica, or another one."""
         self.called = time.monotonic()
-        self.attempts.add(asyncio.ensure_future(self._send()))
+        self.under_way.add(asyncio.ensure_future(self._send()))
 
     def finished(self) -> list[asyncio.Task[Any]]:
         """Take those attempts out that have come to an end."""
-        done = [attempt for attempt in self.attempts if attempt.done()]
-        self.attempts.difference_update(done)
+        done = [attempt for attempt in self.under_way if attempt.done()]
+        self.under_way.difference_update(done)
         return done
 
     def reasons(self) -> str:
@@ -96,7 +96,7 @@ class ShardCalls:
 
     def begin(
         self, method: str, *message: Any, is_large: bool = False, patience: float | None = None
-    ) -> Asked:
+    ) -> Attempts:
         """Ask one replica, and return what `answer` waits for.
 
         The shard is lost when it has been silent for `patience` seconds, its timeout if none are
@@ -105,11 +105,11 @@ class ShardCalls:
         call = (self._by_reference if is_large else self._quick)[method]
         if patience is None:
             patience = min(_KNOWN_S, self._timeout) if self.problem else self._timeout
-        asked = Asked(functools.partial(_answer, call, self._version, *message), patience)
+        asked = Attempts(functools.partial(_answer, call, self._version, *message), patience)
         asked.again()
         return asked
 
-    async def answer(self, asked: Asked) -> Any:
+    async def answer(self, asked: Attempts) -> Any:
         """Return the answer of a replica, or its refusal of a question that is wrong.
 
         Raises `ShardLostError` when every replica refuses, or none has said anything in time.
@@ -134,16 +134,16 @@ class ShardCalls:
                     why = f": {asked.reasons()}" if asked.reasons() else ""
                     raise self._lost(f"has said nothing for {asked.patience:g} s{why}")
                 # One that takes too long is not waited for alone: another may have the answer.
-                if not asked.attempts or (
-                    len(asked.attempts) < self._replicas and now - asked.called > share
+                if not asked.under_way or (
+                    len(asked.under_way) < self._replicas and now - asked.called > share
                 ):
                     asked.again()
                 wait = min(asked.patience - silent, share)
                 await asyncio.wait(
-                    asked.attempts, timeout=wait, return_when=asyncio.FIRST_COMPLETED
+                    asked.under_way, timeout=wait, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
-            for attempt in asked.attempts:
+            for attempt in asked.under_way:
                 attempt.cancel()
 
     async def ask(self, method: str, *message: Any, **how: Any) -> Any:
@@ -299,7 +299,7 @@ class QueryGroup:
                 return refusal
         return None
 
-    async def _take(self, calls: ShardCalls, asked: Asked) -> Refusal | None:
+    async def _take(self, calls: ShardCalls, asked: Attempts) -> Refusal | None:
         """Keep the answer of a shard, or that it gave none; return its refusal."""
         try:
             answered = await calls.answer(asked)

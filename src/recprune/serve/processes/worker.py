@@ -188,7 +188,6 @@ def run_worker(job: WorkerJob, line: socket.socket, handover: socket.socket) -> 
     settings = job.settings
     try:
         service = open_service(settings)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray may have put a handler of its own there
     except RecpruneError as error:
         line.sendall(Message("failed", text=str(error)).to_line())
         return CANNOT_START
