@@ -46,7 +46,7 @@ _OWN_DESCRIPTORS = 128  # of a worker, for all that is not a connection
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     if sharded_folder(settings) is not None:  # refuses options that do not go with the folder
-        from recprune.serve.on_ray import serve_on_ray
+        from recprune.serve.edge import serve_on_ray
 
         serve_on_ray(settings)
         return

@@ -194,7 +194,7 @@ class Edge:
 def application(args: Json) -> serve.Application:
     """Return the application that serves a folder; the arguments are settings, by their names.
 
-    KubeRay, and `serve deploy`, name it as `recprune.serve.on_ray:application`. Where Serve listens
+    KubeRay, and `serve deploy`, name it as `recprune.serve.edge:application`. Where Serve listens
     is said elsewhere, so that it is taken for a place that others reach.
     """
     given = {"ray": "auto", **args}
