@@ -21,6 +21,7 @@ class Worker:
     line: socket.socket  # for messages
     handover: socket.socket  # for connections
     ready_by: float  # by time.monotonic()
+    place: int  # among the workers, 0 to n − 1
     is_ready: bool = False
     missed_beats: int = 0
     received: bytes = b""

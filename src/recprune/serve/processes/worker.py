@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import signal
 import socket
 from collections.abc import Iterator
 
-from recprune.serve.configuration import WorkerJob
+from recprune.serve.configuration import Limits, WorkerJob
 from recprune.serve.engine.engine import Engine
 from recprune.serve.http.app import create_app
 from recprune.serve.http.protocol import protocol_for
 from recprune.serve.logs import log, log_problem
+from recprune.serve.metric_files import count_at
 from recprune.serve.processes.messages import Message, from_line
 from recprune.serve.service import ReloadError, ReloadOutcome, Service, open_service
 from recprune.types import RecpruneError, needs_extra
@@ -23,15 +25,20 @@ with needs_extra("serve"):
 _GRACE_S = 10  # for requests that have begun, when the service is to end
 _AT_ONCE = 16  # connections, before the loop has its turn
 CANNOT_START = 3
+_OWN_DESCRIPTORS = 100  # of a worker, beside its connections; the supervisor allows for a few more
 
 
 class _Server(uvicorn.Server):
     """uvicorn, with connections that the supervisor has accepted; it alone says when to end."""
 
-    def __init__(self, config: uvicorn.Config, handover: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, handover: socket.socket, limits: Limits) -> None:
         super().__init__(config)
-        handover.setblocking(False)
-        self._handover = handover
+        # Linux closes what a killed process had open from the highest number down. So that the
+        # supervisor finds this end closed before any client does, who would be dealt to it again.
+        high = fcntl.fcntl(handover, fcntl.F_DUPFD_CLOEXEC, limits.connections + _OWN_DESCRIPTORS)
+        handover.close()
+        self._handover = socket.socket(fileno=high)
+        self._handover.setblocking(False)
         self._taken: set[asyncio.Task[object]] = set()
 
     @contextlib.contextmanager
@@ -186,6 +193,7 @@ class _Supervised:
 def run_worker(job: WorkerJob, line: socket.socket, handover: socket.socket) -> int:
     """Serve until told to end; return an exit code."""
     settings = job.settings
+    count_at(job.place)
     try:
         service = open_service(settings)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray may have put a handler of its own there
@@ -205,7 +213,7 @@ def run_worker(job: WorkerJob, line: socket.socket, handover: socket.socket) -> 
         timeout_graceful_shutdown=_GRACE_S,
     )
     log("worker started", {"version": service.engine.version})
-    server = _Server(config, handover)
+    server = _Server(config, handover, settings.limits)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_Supervised(service, server, line, job.reload_number).serve())
     log("worker ended", {})
