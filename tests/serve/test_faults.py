@@ -101,7 +101,7 @@ def test_who_lost_its_worker_is_not_dealt_to_it_again(folder: Path) -> None:
                 wait_until(lambda: sockets(service.workers[0]) > 90, "their dealing")
                 os.kill(service.workers[0], signal.SIGKILL)
                 deadline = time.monotonic() + 1.0
-                answers = []
+                answers: list[socket.socket] = []
                 while time.monotonic() < deadline and len(answers) < 100:
                     for key, _ in waiting.select(0.1):
                         waiting.unregister(key.fileobj)
