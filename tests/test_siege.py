@@ -91,8 +91,12 @@ def test_load_and_witness_see_what_is_planted(tmp_path: Path) -> None:
     database = tmp_path / "histories.db"
     options = ("--workers", "2", "--history", f"sqlite:///{database}", "--max-waiting", "64")
     with serving(folders[0], *options) as service:
+        users = {"ann": oracles[0].items[:5], "bob": oracles[0].items[5:8]}
+        for user, items in users.items():
+            events = [{"user": user, "item": item} for item in items]
+            assert service.post("/events", {"events": events}).status_code == 200
         load = Load(tmp_path, service.port, connections=6)
-        load.plan(questions, {}, oracles[0].items[:5], oracles)
+        load.plan(questions, users, oracles[0].items[:5], oracles)
         witness = Witness(service.port, by_version, questions)
         running = load.start(3, 100.0)
         with witness.watching():
@@ -101,7 +105,8 @@ def test_load_and_witness_see_what_is_planted(tmp_path: Path) -> None:
             wait_until(lambda: witness.counts["acknowledged"] > 10, "events")
             running.process.wait()
         report = running.report()
-        witness.read_back(Client(service.port))
+        with closing(Client(service.port)) as client:
+            witness.read_back(client)
         outcomes = report.outcomes()
         assert 100 < outcomes["right"] <= 310
         assert set(outcomes) <= {"right", "cut", "turned-away"}
@@ -115,7 +120,7 @@ def test_load_and_witness_see_what_is_planted(tmp_path: Path) -> None:
         with swapped.watching(askers=1, users=0):
             wait_until(lambda: swapped.counts["compared"] > 5, "answers")
         assert len(swapped.wrong) == swapped.counts["compared"]
-        load.plan(questions, {}, oracles[0].items[:5], [oracles[1]])
+        load.plan(questions, users, oracles[0].items[:5], [oracles[1]])
         planted = load.run(1, 50.0)
         assert planted.outcomes()["wrong"] > 10
         assert len(planted.strange) == planted.outcomes()["wrong"]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.siege --minutes 3 --histories sqlite --out out/siege-sqlite.json
     python -m benchmarks.siege --minutes 30 --histories redis --out out/siege-redis.json
-    python -m benchmarks.siege.table docs/measured      # the table of docs/reliability.md, anew
+    python -m benchmarks.siege.table      # the table and the pictures of docs/reliability.md
 
 Needs Linux, wrk, redis-server and a C compiler. Ends with 1 where something failed that must not.
 """
@@ -10,6 +10,7 @@ Needs Linux, wrk, redis-server and a C compiler. Ends with 1 where something fai
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.proc import has_proc
 from benchmarks.siege.places import check_tools, in_namespaces
 from benchmarks.siege.run import Plan, besiege
 from benchmarks.siege.table import faults_of, show
+from recprune.commands.console import say
 
 
 def main() -> None:
@@ -36,6 +38,8 @@ def main() -> None:
         raise SystemExit("this needs Linux: workers and their memory are watched in /proc")
     check_tools(parsed.histories)
     in_namespaces()
+    # As the first process of its namespace it would not notice; everything else ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     plan = Plan(
         minutes=parsed.minutes,
         histories=parsed.histories,
@@ -50,7 +54,7 @@ def main() -> None:
     show(record)
     faults = faults_of(record)
     for fault in faults:
-        print(f"FAULT: {fault}", file=sys.stderr)
+        say(f"must not be: {fault}")
     sys.exit(1 if faults else 0)
 
 
