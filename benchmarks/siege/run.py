@@ -34,7 +34,6 @@ from recprune.types import Json, Progress
 
 _DISK_MB = 1024  # half an hour of events fits in three quarters of it
 _WARM_S, _CAPACITY_S, _HALF_S = 10.0, 10.0, 20.0
-_CONNECTIONS = 64  # of the load; at twice the capacity each has one request under way, or waits
 _FITTING = 8  # connections for each worker, of which hardly any request is turned away
 _SLOW_CLIENTS = 100
 _CLIENT_S = 10.0  # what the service gives a client, by default
@@ -54,6 +53,7 @@ class Plan:
     workers: int = 2
     items: int = 20_000
     swaps: int = 100
+    connections: int = 64  # of the load
     seed: int = 0
 
     @property
@@ -79,7 +79,7 @@ class Siege:
         questions = make_questions(self.oracles[0], 60, plan.seed)
         by_version = {oracle.version: oracle for oracle in self.oracles}
         self.witness = Witness(self.service.port, by_version, questions)
-        self.load = Load(place, self.service.port, _CONNECTIONS)
+        self.load = Load(place, self.service.port, plan.connections)
         items = self.oracles[0].items
         self.users = {
             f"stored-{at}": items[20 * at % len(items) :][:20] for at in range(_STORED_USERS)

@@ -108,7 +108,9 @@ def rows(record: Json) -> list[tuple[str, str]]:
     acknowledged = events["acknowledged_to_witness"] + events["acknowledged_to_load"]
     return [
         ("minutes under siege", f"{record['plan']['minutes']:g}"),
-        ("offered, of a capacity of", _offered(record)),
+        ("capacity, alone", f"{record['capacity_per_second']:,.0f}/s"),
+        ("twice that, on the load's schedule", f"{record['offered_per_second']:,.0f}/s"),
+        ("sent in fact, as connections wait for slow answers", f"{_sent(record):,.0f}/s"),
         ("**requests**", f"{requests(record):,}"),
         ("turned away at once (503 with `Retry-After`)", f"{turned_away(record):,}"),
         ("told that the store is away (503), while it was", f"{without_store(record):,}"),
@@ -140,8 +142,10 @@ def rows(record: Json) -> list[tuple[str, str]]:
     ]
 
 
-def _offered(record: Json) -> str:
-    return f"{record['offered_per_second']:,.0f} of {record['capacity_per_second']:,.0f}/s"
+def _sent(record: Json) -> float:
+    """Return the rate at which the load came to ask, over the whole siege."""
+    seconds = 60.0 * float(record["plan"]["minutes"])
+    return float(sum(record["load"]["outcomes"].values())) / seconds
 
 
 def table(records: dict[str, Json]) -> list[str]:
