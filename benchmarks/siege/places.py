@@ -78,12 +78,10 @@ class SmallDisk:
     def fill(self) -> None:
         """Take all room that is left, to the last byte."""
         with self._filler.open("ab", buffering=0) as filler:
-            room = shutil.disk_usage(self.place).free
-            with suppress(OSError):
-                os.posix_fallocate(filler.fileno(), filler.tell(), room)
-            with suppress(OSError):
-                while True:
-                    filler.write(bytes(4096))
+            for size in (1 << 20, 4096):
+                with suppress(OSError):
+                    while filler.write(bytes(size)) == size:
+                        pass
 
     def free(self) -> None:
         self._filler.unlink(missing_ok=True)

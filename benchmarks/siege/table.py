@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recprune.commands.console import print_table
-from recprune.experiments.report.chart_style import COLOURS, MUTED, STYLE, WIDTH, svg_of
+from recprune.experiments.report.chart_style import COLOURS, MUTED, STYLE, WIDTH, set_scales, svg_of
 from recprune.types import Json
 
 FOLDER = Path(__file__).parents[2] / "docs"
@@ -201,7 +201,8 @@ def picture(record: Json) -> str:
         minutes = [entry["second"] / 60 for entry in load]
         times.plot(minutes, [entry["p99_ms"] for entry in load], color=COLOURS[0])
         times.axhline(record["half"]["p99_ms"], color=MUTED, linestyle="--", linewidth=1)
-        times.set(yscale="log", title="p99 of the admitted, ms (dashed: at half load, before)")
+        times.set(title="p99 of the admitted, ms (dashed: at half load, before)")
+        set_scales(times, log_x=False, log_y=True)
         taken = record["course"]["memory"]
         memory.plot(
             [entry["second"] / 60 for entry in taken],
