@@ -8,7 +8,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lowest check format bench sanitize fuzz stub requirements clean
+.PHONY: help demo test lowest check format bench siege sanitize fuzz stub requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ format: $(VENV)/dev.stamp ## Format all code
 bench: $(VENV)/dev.stamp ## Measure search, and the data path at full size (about 5 minutes, 3 GB of disk)
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.data_path
+
+MINUTES ?= 3
+siege: $(VENV)/dev.stamp ## Besiege the service, MINUTES=3 for each store; writes docs/reliability.md
+	$(BIN)/python -m benchmarks.siege --minutes $(MINUTES) --histories sqlite --out docs/measured/siege-sqlite.json
+	$(BIN)/python -m benchmarks.siege --minutes $(MINUTES) --histories redis --out docs/measured/siege-redis.json
+	$(BIN)/python -m benchmarks.siege.table
 
 sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefined-behaviour checks
 	rm -rf build/sanitized

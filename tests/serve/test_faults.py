@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import selectors
 import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -79,6 +80,38 @@ def test_a_killed_worker_is_replaced(folder: Path) -> None:
         assert len({tuple(items) for _, _, items in load.answers}) == 1
         wait_until(lambda: events_of(service).count("worker started") == 3, "its start")
         assert "worker ended" in events_of(service)
+
+
+def test_who_lost_its_worker_is_not_dealt_to_it_again(folder: Path) -> None:
+    """A client whose connection was cut asks again at once, while the rest of it is being closed."""
+    with serving(folder, "--workers", "2", "--no-access-log") as service:
+        asked = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+        cut_again = 0
+        for turn in range(3):
+            started = 2 + turn
+            wait_until(
+                lambda: events_of(service).count("worker started") == started,  # noqa: B023
+                "two workers",
+            )
+            time.sleep(0.2)  # until the supervisor has heard of it
+            with ExitStack() as opened, selectors.DefaultSelector() as waiting:
+                for _ in range(200):
+                    held = socket.create_connection(("127.0.0.1", service.port))
+                    waiting.register(opened.enter_context(held), selectors.EVENT_READ)
+                wait_until(lambda: sockets(service.workers[0]) > 90, "their dealing")
+                os.kill(service.workers[0], signal.SIGKILL)
+                deadline = time.monotonic() + 1.0
+                answers: list[socket.socket] = []
+                while time.monotonic() < deadline and len(answers) < 100:
+                    for key, _ in waiting.select(0.1):
+                        waiting.unregister(key.fileobj)
+                        again = socket.create_connection(("127.0.0.1", service.port))
+                        answers.append(opened.enter_context(again))
+                        with suppress(OSError):
+                            again.sendall(asked)
+                assert len(answers) > 50
+                cut_again += sum(received(again) == b"" for again in answers)
+        assert cut_again == 0
 
 
 def test_workers_are_dealt_connections_in_turn(folder: Path) -> None:

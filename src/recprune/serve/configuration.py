@@ -265,3 +265,4 @@ class WorkerJob:
     settings: ServeSettings
     reload_number: int  # of the latest good reload
     reloads: dict[str, int]  # how many there were, by outcome
+    place: int = 0  # among the workers: that of another one before, if it has ended

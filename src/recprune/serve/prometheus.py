@@ -1,8 +1,7 @@
 """What the service counts, for Prometheus.
 
-Workers write their figures to files that they share (the variable PROMETHEUS_MULTIPROC_DIR, set
-before prometheus_client is imported, says where), so that any of them returns the figures of
-all.
+Workers write their figures to files that they share (see `metric_files`), so that any of them
+returns the figures of all.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable
 
 from recprune.serve.engine.backend import size_of
 from recprune.serve.engine.engine import Engine, Found
+from recprune.serve.metric_files import SHARED_FOLDER
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
@@ -21,7 +21,6 @@ with needs_extra("serve"):
     from prometheus_client.parser import text_string_to_metric_families
     from prometheus_client.registry import Collector
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10,
 )  # fmt: skip

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from recprune.serve.keys import StoredKey
+from recprune.serve.logs import log_problem
 
 _MOMENT = struct.Struct("d")  # by time.monotonic(), which is the same in all processes
 _ROUNDING_S = 1e-6
@@ -46,9 +47,19 @@ class Rates:
     def _open(self, name: str) -> mmap.mmap:
         if self._folder is None:
             return mmap.mmap(-1, _MOMENT.size)
-        descriptor = os.open(self._folder / f"rate-{name}", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, _MOMENT.size)  # a new one is full of zeros: long ago
-            return mmap.mmap(descriptor, _MOMENT.size)
-        finally:
-            os.close(descriptor)
+            return _mapped(self._folder / f"rate-{name}")
+        except OSError as error:  # no room: then each worker counts for itself
+            log_problem("rate not shared", {"reason": error.strerror})
+            return mmap.mmap(-1, _MOMENT.size)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(descriptor).st_size < _MOMENT.size:
+            # Zeros: long ago. Written, as a mapped page without room ends who writes to it.
+            os.pwrite(descriptor, bytes(_MOMENT.size), 0)
+        return mmap.mmap(descriptor, _MOMENT.size)
+    finally:
+        os.close(descriptor)

@@ -379,3 +379,22 @@ def test_an_event_that_cannot_be_kept_is_refused(event: Any, complaint: str) -> 
 def test_a_user_that_cannot_exist_is_refused(histories: Histories) -> None:
     with pytest.raises(InputError, match="user .* is not valid Unicode"):
         histories.history("\ud800")
+
+
+def test_what_comes_last_comes_last_whatever_the_clock_says(url: str) -> None:
+    with opened(url) as histories:
+        # A clock that is an hour ahead, then right, then a day behind.
+        for number, clock in enumerate((103_600.0, 100_000.0, 13_600.0)):
+            assert histories.append([Event("ann", str(number), clock, comes_last=True)]) == 1
+        assert histories.history("ann") == ["0", "1", "2"]
+        histories.append([Event("ann", "a", 99_000.0)])
+        histories.append(
+            [Event("ann", letter, at, comes_last=True) for at, letter in enumerate("xy")]
+        )
+        # Full by now: one that the clock puts at the beginning would be gone at once.
+        assert histories.dated_history("ann") == [
+            (item, 103_600.0) for item in ("0", "1", "2", "x", "y")
+        ]
+        histories.append([Event("bob", "b", 5.0, comes_last=True)])
+        histories.append([Event("bob", "c", 6.5, comes_last=True)])
+        assert histories.dated_history("bob") == [("b", 5.0), ("c", 6.5)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -316,3 +318,41 @@ def test_what_is_not_http_is_refused_in_the_one_form(service: Service) -> None:
         answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "bad_request"
+
+
+def test_an_answer_is_written_at_once(service: Service, tmp_path: Path) -> None:
+    """Who is killed between two writes would leave half an answer behind."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace (Debian: apt install strace)")
+    calls, said = tmp_path / "calls.txt", tmp_path / "said.txt"
+    (worker,) = service.workers
+    command = [strace, "-f", "-p", str(worker), "-e", "trace=write,writev,sendto,sendmsg"]
+    with said.open("w") as file:
+        watching = subprocess.Popen([*command, "-o", str(calls)], stderr=file)
+    try:
+        wait_until(lambda: "attach" in said.read_text(), "strace")
+        if "attached" not in said.read_text():
+            pytest.skip("needs to be allowed to watch another process")
+        question = {"sequence_embedding": np.ones(WIDTH).tolist(), "k": 10}
+        answer = service.post("/search", question)
+        head = service.client.head("/")
+        with ExitStack() as opened:
+            connection = connected(service, opened)
+            connection.sendall(HEALTH + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+            assert answer_of(connection).startswith(b"HTTP/1.1 200 ")
+            posting = connected(service, opened)
+            posting.sendall(
+                b"POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
+                b"content-length: 2\r\n\r\n"
+            )
+            assert posting.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n", "not held back"
+    finally:
+        watching.terminate()
+        watching.wait()
+    assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
+    lines = calls.read_text().splitlines()
+    (search, page, _) = [line for line in lines if '"HTTP/1.1 200 ' in line]
+    assert int(search.rpartition("= ")[2]) > len(answer.content) + 200, "with its head"
+    assert int(page.rpartition("= ")[2]) > 200
+    assert not [line for line in lines if '"{\\"answers' in line], "and nothing after it"

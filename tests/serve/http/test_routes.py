@@ -178,6 +178,14 @@ def test_exclude_and_allow_restrict_the_answer(service: Service, recommender: Re
     assert nothing["exact"]
 
 
+def test_an_event_without_a_time_is_the_latest(service: Service) -> None:
+    # As after a clock that was set back: what was there already seems to be of the future.
+    later = {"user": "tim", "item": "unknown 1", "timestamp": time.time() + 3600}
+    for event in (later, {"user": "tim", "item": "unknown 2"}):
+        assert service.post("/events", {"events": [event]}).json()["new"] == 1
+    assert service.recommend(user="tim", k=5)["unknown"] == ["unknown 1", "unknown 2"]
+
+
 def test_events_are_reflected_in_the_next_recommendation(service: Service) -> None:
     before = service.recommend(user="ann", k=5)
     assert before["by_popularity"]

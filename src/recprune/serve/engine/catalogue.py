@@ -19,7 +19,7 @@ from recprune.data.identifiers import (
     coerce_ids,
     find_rows,
 )
-from recprune.serve.engine.texts import shared_texts, write_texts
+from recprune.serve.engine.texts import TextFiles, shared_texts, write_texts
 from recprune.types import InputError, Int64Array, StorageError, needs_extra
 
 
@@ -63,11 +63,11 @@ class Catalogue:
         state = _state(names_file)
         key = None if state is None else hashlib.sha256(f"{version} {state}".encode()).hexdigest()
 
-        def write(folder: Path) -> None:
+        def write(files: TextFiles) -> None:
             names = self._named(names_file) if names_file else None
             if key is not None and _state(names_file) != state:  # they are not what the key says
                 raise StorageError(f"{names_file}: was replaced while it was read: try again")
-            write_texts(folder, ids, popularity, names)
+            write_texts(files, ids, popularity, names)
 
         self._texts = shared_texts(scratch, key, write)
 

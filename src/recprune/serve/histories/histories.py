@@ -6,7 +6,8 @@ What holds for every place:
   kept whole or not at all (in a Redis Cluster: what it has of each user). If `append` raises, the
   events may or may not have been kept (an answer can be lost on its way), so a client that cannot
   bear a repetition gives each event a key.
-- A history is in order of timestamp, then of arrival, and holds the newest `most` items.
+- A history is in order of timestamp, then of arrival, and holds the newest `most` items. An event
+  that `comes_last` has at least the timestamp of the user's newest one: clocks may be set back.
 - A key names an event of a user: a second event of that user with the same key is ignored, even
   from another process at the same moment. A key outlives its event in the history; each user's
   latest `keys_kept(most)` keys, by arrival, are remembered.
@@ -46,6 +47,7 @@ class Event:
     item: str
     timestamp: float
     key: str | None = None  # the same key again is the same event again
+    comes_last: bool = False  # not before anything that the user had: its time is that of a clock
 
     def __post_init__(self) -> None:
         check_text("user", self.user)

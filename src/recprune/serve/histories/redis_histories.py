@@ -57,7 +57,8 @@ _NOT_RUN = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.except
 # KEYS: for each user `events`, `keys` and `arrivals`, and on a single server those of 0.1.0, which
 # get new numbers, as other users had the same counter.
 # ARGV: how many events and how many keys to keep, how many KEYS a user has; then for each event:
-# which user (0, 1, …), item, timestamp, and "=" with the key after it, or nothing.
+# which user (0, 1, …), item, timestamp (after a ">": at least that of the newest), and "=" with the
+# key after it, or nothing.
 _APPEND = f"""
 local width = tonumber(ARGV[3])
 local function number(user)
@@ -92,7 +93,13 @@ for at = 4, #ARGV, 4 do
   local name = string.sub(key, 2)
   if key == '' or not redis.call('ZSCORE', KEYS[user + 2], name) then
     local arrival = number(user)
-    add(user, ARGV[at + 2], arrival, ARGV[at + 1])
+    local timestamp = ARGV[at + 2]
+    if string.sub(timestamp, 1, 1) == '>' then
+      timestamp = string.sub(timestamp, 2)
+      local newest = redis.call('ZRANGE', KEYS[user + 1], -1, -1, 'WITHSCORES')[2]
+      if newest and tonumber(newest) > tonumber(timestamp) then timestamp = newest end
+    end
+    add(user, timestamp, arrival, ARGV[at + 1])
     if key ~= '' then redis.call('ZADD', KEYS[user + 2], arrival, name) end
     new = new + 1
   end
@@ -265,7 +272,8 @@ def _arguments(
     arguments: list[str | int] = [*bounds, width]
     for event in events:
         key = "" if event.key is None else f"={event.key}"
-        arguments += [numbers[event.user], event.item, repr(float(event.timestamp)), key]
+        timestamp = f"{'>' if event.comes_last else ''}{float(event.timestamp)!r}"
+        arguments += [numbers[event.user], event.item, timestamp, key]
     return arguments
 
 

@@ -106,7 +106,7 @@ class SqliteHistories:
                         continue
                 connection.execute(
                     "INSERT INTO events VALUES (?, ?, ?, ?)",
-                    (event.user, float(event.timestamp), arrival, event.item),
+                    (event.user, _moment(connection, event), arrival, event.item),
                 )
                 new += 1
             for user in {event.user for event in events}:
@@ -242,6 +242,17 @@ def _take_numbers(connection: sqlite3.Connection, count: int) -> int:
     connection.execute("UPDATE arrivals SET last = last + ?", (count,))
     last = int(connection.execute("SELECT last FROM arrivals").fetchone()[0])
     return last - count
+
+
+def _moment(connection: sqlite3.Connection, event: Event) -> float:
+    """Return when the event counts as having been."""
+    moment = float(event.timestamp)
+    if event.comes_last:
+        newest = "SELECT max(timestamp) FROM events WHERE user = ?"
+        (found,) = connection.execute(newest, (event.user,)).fetchone()
+        if found is not None:
+            return max(moment, float(found))
+    return moment
 
 
 def _code(error: sqlite3.Error) -> int:

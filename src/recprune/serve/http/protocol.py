@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from recprune.serve.configuration import Limits
 from recprune.serve.http.errors import HttpError
@@ -28,6 +28,7 @@ with needs_extra("serve"):
 
 _HEAD_BYTES = 64 << 10  # of a head and of what may follow a chunked body, together
 _HEADER_EXTRA = 4  # bytes around a header's name and value: ": " and the end of the line
+_CONTINUE = b"HTTP/1.1 100 "  # which is no answer yet
 _PIPELINED = 64  # requests that may wait for the answers to earlier ones
 
 
@@ -51,7 +52,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
         # The transport -------------------------------------------------------------------------
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, _WholeAnswers(transport)))
             self._application, self.app = self.app, self._answer
             if len(self.connections) > limits.connections:
                 turned_away()
@@ -139,6 +140,7 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
                 self.loop.call_soon(self._start_if_closing)
 
         def on_response_complete(self) -> None:
+            cast(_WholeAnswers, self.transport).flush()  # one without a body
             super().on_response_complete()
             if self.transport.is_closing():
                 self._start(limits.client_seconds, self.transport.abort)
@@ -198,6 +200,38 @@ def protocol_for(limits: Limits, turned_away: Callable[[], None]) -> type[HttpTo
                 self.transport.close()
 
     return ImpatientProtocol
+
+
+class _WholeAnswers:
+    """A transport that writes the head of an answer together with the beginning of its body.
+
+    uvicorn writes them one after the other: a process that is killed in between would leave a
+    client with half an answer, who, unlike one without any, may not ask again.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""  # that waits for a body
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(_CONTINUE) and not self._head:
+            self._head = data
+        else:
+            self._transport.write(self._head + data if self._head else data)
+            self._head = b""
+
+    def flush(self) -> None:
+        """Write a head that no body follows."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

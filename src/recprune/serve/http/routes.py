@@ -118,6 +118,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
                 str(event.item),
                 now if event.timestamp is None else event.timestamp,
                 event.key,
+                comes_last=event.timestamp is None,
             )
             for event in asked.events
         ]

@@ -22,6 +22,7 @@ class Worker:
     handover: socket.socket  # for connections
     their_handover: socket.socket  # its end, from which connections can be taken back
     ready_by: float  # by time.monotonic()
+    place: int  # among the workers, 0 to n − 1
     is_ready: bool = False
     missed_beats: int = 0
     received: bytes = b""

@@ -28,6 +28,7 @@ from recprune.serve.configuration import ServeSettings, WorkerJob
 from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.keys import read_keys
 from recprune.serve.logs import configure_logs, log, log_problem
+from recprune.serve.metric_files import SHARED_FOLDER, forget_gauges, reserve_metric_files
 from recprune.serve.processes.crew import BEATS, Crew, Worker
 from recprune.serve.processes.dealer import Dealer
 from recprune.serve.processes.messages import Message
@@ -57,16 +58,23 @@ def serve(settings: ServeSettings) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="recprune-serve-"))
     settings = settings.model_copy(update={"scratch": scratch})
     figures = scratch / "metrics"
-    figures.mkdir()
-    # prometheus_client reads it when it is imported, by the workers' modules below.
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(figures)
+    os.environ[SHARED_FOLDER] = str(figures)
     try:
+        _reserve(figures, settings.workers)
         with _listen(settings) as listening:
             if can_fork():
                 importlib.import_module("recprune.serve.processes.worker")
             _Supervisor(settings, listening).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _reserve(figures: Path, workers: int) -> None:
+    """Have room for what the workers will count, or say that there is none."""
+    try:
+        reserve_metric_files(figures, workers)
+    except OSError as error:
+        raise StorageError(f"{figures}: cannot be written: {error.strerror}") from None
 
 
 def _within_descriptors(settings: ServeSettings) -> ServeSettings:
@@ -176,6 +184,8 @@ class _Supervisor:
     def _start_worker(self) -> None:
         line, their_line = socket.socketpair()
         handover, their_handover = socket.socketpair()
+        taken = {worker.place for worker in self._crew.values()}
+        place = next(place for place in range(self._settings.workers) if place not in taken)
         # The first ones may take the time that they need: no client waits for an answer yet.
         patience = self._settings.limits.reload_seconds if self._has_served else math.inf
         if can_fork():
@@ -183,19 +193,19 @@ class _Supervisor:
             gc.freeze()  # a collection in a worker would write to pages that all share
             pid = os.fork()
         else:
-            pid = spawn_worker(self._job(), line, their_line, their_handover)
+            pid = spawn_worker(self._job(place), line, their_line, their_handover)
         if pid == 0:
             line.close()
             handover.close()
-            self._become_worker(their_line, their_handover)
+            self._become_worker(place, their_line, their_handover)
         ready_by = time.monotonic() + patience
-        self._crew[pid] = Worker(pid, line, handover, their_handover, ready_by)
+        self._crew[pid] = Worker(pid, line, handover, their_handover, ready_by, place)
         their_line.close()
         for ours in (line, handover, their_handover):
             ours.setblocking(False)
         self._selector.register(line, selectors.EVENT_READ, pid)
 
-    def _become_worker(self, line: socket.socket, handover: socket.socket) -> NoReturn:
+    def _become_worker(self, place: int, line: socket.socket, handover: socket.socket) -> NoReturn:
         """Go on as a worker: nothing of the supervisor's may stay open here."""
         code = 1
         try:
@@ -210,15 +220,15 @@ class _Supervisor:
                 other.close()
             from recprune.serve.processes.worker import run_worker
 
-            code = run_worker(self._job(), line, handover)
+            code = run_worker(self._job(place), line, handover)
         except BaseException as error:
             log_problem("worker failed", {}, error)
         finally:
             sys.stderr.flush()
             os._exit(code)  # what the supervisor would clean up is not ours to clean
 
-    def _job(self) -> WorkerJob:
-        return WorkerJob(self._settings, self._reloads.number, self._reloads.counts)
+    def _job(self, place: int) -> WorkerJob:
+        return WorkerJob(self._settings, self._reloads.number, self._reloads.counts, place)
 
     def _receive(self, worker: Worker) -> None:
         messages = worker.receive()
@@ -278,8 +288,6 @@ class _Supervisor:
 
     def _reap(self, worker: Worker, status: int) -> None:
         """Forget a worker that has ended; another one will take its place."""
-        from prometheus_client.multiprocess import mark_process_dead
-
         del self._crew[worker.pid]  # first of all: its number may soon be another process's
         watched = self._selector.get_map()
         if worker.line.fileno() in watched:
@@ -288,7 +296,7 @@ class _Supervisor:
             self._selector.unregister(worker.line)
         self._dealer.take_back(worker)
         worker.close()
-        mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+        forget_gauges(Path(os.environ[SHARED_FOLDER]), worker.place)
         if self._is_ending:
             return
         self._reloads.forget(worker.pid)

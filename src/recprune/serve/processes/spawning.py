@@ -44,14 +44,20 @@ def _as_json(job: WorkerJob) -> str:
     password = job.settings.history_password
     settings["history_password"] = None if password is None else password.get_secret_value()
     return json.dumps(
-        {"settings": settings, "reload_number": job.reload_number, "reloads": job.reloads}
+        {
+            "settings": settings,
+            "reload_number": job.reload_number,
+            "reloads": job.reloads,
+            "place": job.place,
+        }
     )
 
 
 def _received_job(line: socket.socket) -> WorkerJob:
     length = int.from_bytes(_received(line, _LENGTH_BYTES), "big")
     job = json.loads(_received(line, length))
-    return WorkerJob(ServeSettings(**job["settings"]), job["reload_number"], job["reloads"])
+    settings = ServeSettings(**job.pop("settings"))
+    return WorkerJob(settings, **job)
 
 
 def _received(line: socket.socket, count: int) -> bytes:

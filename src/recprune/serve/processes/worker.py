@@ -13,6 +13,7 @@ from recprune.serve.engine.engine import Engine
 from recprune.serve.http.app import create_app
 from recprune.serve.http.protocol import protocol_for
 from recprune.serve.logs import log, log_problem
+from recprune.serve.metric_files import count_at
 from recprune.serve.processes.messages import Message, from_line
 from recprune.serve.service import ReloadError, ReloadOutcome, Service, open_service
 from recprune.types import RecpruneError, needs_extra
@@ -186,6 +187,7 @@ class _Supervised:
 def run_worker(job: WorkerJob, line: socket.socket, handover: socket.socket) -> int:
     """Serve until told to end; return an exit code."""
     settings = job.settings
+    count_at(job.place)
     try:
         service = open_service(settings)
     except RecpruneError as error:
