@@ -189,7 +189,8 @@ def merge_records(
     answers: list[Answer], scores: Float32Array, num_items: int, floors: Float32Array | None = None
 ) -> NDArray[Any]:
     """Return one record a query for what all shards did; `scores` are those of the merged top k."""
-    records = np.stack([raw.view(RECORD)[:, 0] for _, _, raw in answers])  # [shards, queries]
+    # Stacked as numbers: numpy takes its time to find out that two kinds of record are the same.
+    records = np.stack([raw for _, _, raw in answers]).view(RECORD)[:, :, 0]  # [shards, queries]
     merged = np.zeros(len(scores), RECORD)
     busiest = records["bytes_touched"].argmax(axis=0)
     merged["method"] = np.take_along_axis(records["method"], busiest[None], axis=0)[0]

@@ -53,25 +53,40 @@ def own_loop() -> asyncio.AbstractEventLoop:
 class Attempts:
     """A question to one shard, whichever of its replicas answers."""
 
-    def __init__(self, send: Callable[[], Coroutine[Any, Any, Any]], patience: float) -> None:
+    def __init__(self, send: Callable[[], Any], patience: float, replicas: int) -> None:
+        """Ask a replica; `send` does so, and returns Serve's response, which can be awaited."""
         self.patience = patience  # seconds
-        self.begun = time.monotonic()
-        self.called = 0.0  # when a replica was last asked
+        self.share = patience / replicas  # after which another replica is asked as well
+        self.begun = self.called = time.monotonic()
         self.under_way: set[asyncio.Task[Any]] = set()
         self.failure = ""
         self.refusals: dict[str, str] = {}  # by replica
         self._send = send
+        self._first: Any = send()
+
+    async def first(self) -> Any:
+        """Return what the first replica answers; awaited in place, which costs no task."""
+        response, self._first = self._first, None
+        return await _settled(response)
 
     def again(self) -> None:
-        """Ask a replica, or another one."""
+        """Ask a replica, or another one; the first time, wait for the one that was asked."""
         self.called = time.monotonic()
-        self.under_way.add(asyncio.ensure_future(self._send()))
+        response, self._first = self._first or self._send(), None
+        self.under_way.add(asyncio.ensure_future(_settled(response)))
 
-    def finished(self) -> list[asyncio.Task[Any]]:
-        """Take those attempts out that have come to an end."""
+    def finished(self) -> list[Any]:
+        """Return what has come since."""
         done = [attempt for attempt in self.under_way if attempt.done()]
         self.under_way.difference_update(done)
-        return done
+        return [attempt.result() for attempt in done]
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        if self._first is not None:
+            self._first.cancel()
+        for attempt in self.under_way:
+            attempt.cancel()
 
     def reasons(self) -> str:
         said = [self.failure] if self.failure else []
@@ -105,9 +120,24 @@ class ShardCalls:
         call = (self._by_reference if is_large else self._quick)[method]
         if patience is None:
             patience = min(_KNOWN_S, self._timeout) if self.problem else self._timeout
-        asked = Attempts(functools.partial(_answer, call, self._version, *message), patience)
-        asked.again()
-        return asked
+        send = functools.partial(call.remote, self._version, *message)
+        return Attempts(send, patience, self._replicas)
+
+    def is_answer(self, answered: Any, asked: Attempts) -> bool:
+        """Say whether this is an answer, or that the question is wrong; note it where it is not.
+
+        Raises `ShardLostError` when every replica has refused.
+        """
+        if isinstance(answered, _Failure):
+            asked.failure = answered.reason
+            return False
+        if isinstance(answered, Refusal) and not answered.is_input_error:
+            asked.refusals[answered.by] = answered.reason
+            if len(asked.refusals) >= self._replicas:
+                raise self._lost(f"cannot answer: {asked.reasons()}")
+            return False
+        self._last_answer, self.problem = time.monotonic(), ""
+        return True
 
     async def answer(self, asked: Attempts) -> Any:
         """Return the answer of a replica, or its refusal of a question that is wrong.
@@ -116,35 +146,28 @@ class ShardCalls:
         """
         try:
             while True:
-                for attempt in asked.finished():
-                    answered = attempt.result()
-                    if isinstance(answered, _Failure):
-                        asked.failure = answered.reason
-                        await asyncio.sleep(_PAUSE_S)
-                    elif isinstance(answered, Refusal) and not answered.is_input_error:
-                        asked.refusals[answered.by] = answered.reason
-                        if len(asked.refusals) >= self._replicas:
-                            raise self._lost(f"cannot answer: {asked.reasons()}")
-                    else:
-                        self._last_answer, self.problem = time.monotonic(), ""
+                for answered in asked.finished():
+                    if self.is_answer(answered, asked):
                         return answered
-                now, share = time.monotonic(), asked.patience / self._replicas
+                now = time.monotonic()
                 silent = now - max(asked.begun, self._last_answer)
                 if silent > asked.patience:
                     why = f": {asked.reasons()}" if asked.reasons() else ""
                     raise self._lost(f"has said nothing for {asked.patience:g} s{why}")
-                # One that takes too long is not waited for alone: another may have the answer.
-                if not asked.under_way or (
-                    len(asked.under_way) < self._replicas and now - asked.called > share
-                ):
+                if not asked.under_way:
+                    if asked.failure:
+                        await asyncio.sleep(_PAUSE_S)
                     asked.again()
-                wait = min(asked.patience - silent, share)
+                # One that takes too long is not waited for alone: another may have the answer.
+                elif len(asked.under_way) < self._replicas and now - asked.called > asked.share:
+                    asked.again()
                 await asyncio.wait(
-                    asked.under_way, timeout=wait, return_when=asyncio.FIRST_COMPLETED
+                    asked.under_way,
+                    timeout=min(asked.patience - silent, asked.share),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
         finally:
-            for attempt in asked.under_way:
-                attempt.cancel()
+            asked.end()
 
     async def ask(self, method: str, *message: Any, **how: Any) -> Any:
         """Ask, and wait for the answer."""
@@ -176,24 +199,31 @@ class _Failure:
         self.reason = f"{name}: {lines[0]}" if lines else name
 
 
-async def _answer(call: Any, *arguments: Any) -> Any:
+async def _settled(response: Any) -> Any:
     """Return what a replica answers, with failures as data."""
-    import ray
-    from ray.serve.exceptions import BackPressureError
-
     try:
-        return await call.remote(*arguments)
-    except BackPressureError:
-        raise ShardBusyError("too many searches are waiting for a shard") from None
-    except ray.exceptions.RayTaskError as error:  # another try would end the same way
-        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        return Refusal(last, "", is_input_error=False)
+        return await response
     except asyncio.CancelledError:
         if asyncio.current_task().cancelling():  # type: ignore[union-attr]
             raise
         return _Failure(ConnectionError("the question was cancelled"))  # by Serve
     except Exception as error:  # of Ray, of Serve, or of the network
+        return _failed(error)
+
+
+def _failed(error: Exception) -> _Failure | Refusal:
+    from grpc import RpcError  # type: ignore[import-untyped]
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, RayServeException
+
+    if isinstance(error, BackPressureError):
+        raise ShardBusyError("too many searches are waiting for a shard") from None
+    on_the_way = isinstance(error, RayError | RayServeException | RpcError | OSError)
+    if on_the_way and not isinstance(error, RayTaskError):
         return _Failure(error)
+    # One of the replica itself: another try would end the same way.
+    last = (str(error).strip().splitlines() or [""])[-1]
+    return Refusal(f"{type(error).__name__}: {last}", "", is_input_error=False)
 
 
 def _quick(handle: Any, method: str) -> Any:
@@ -294,10 +324,32 @@ class QueryGroup:
                 message, is_large = messages.for_shard(calls.shard)
                 self.network_bytes += messages.size
                 asked.append((calls, calls.begin("search", message, is_large=is_large)))
-            refused = await together([self._take(*one) for one in asked])
-            for refusal in filter(None, refused):
-                return refusal
+            refused = await self._round(asked)
+            if refused is not None:
+                return refused
         return None
+
+    async def _round(self, asked: list[tuple[ShardCalls, Attempts]]) -> Refusal | None:
+        """Keep what the shards of a round answer; return a refusal of the question."""
+        waited_for = list(asked)
+        try:
+            # Mostly all is well. Then they are awaited one after the other, while all of them work.
+            with contextlib.suppress(TimeoutError, ShardLostError):
+                async with asyncio.timeout(min(one.share for _, one in asked)):
+                    while waited_for:
+                        calls, one = waited_for[0]
+                        answered = await one.first()
+                        if not calls.is_answer(answered, one):
+                            break
+                        waited_for.pop(0)
+                        if isinstance(answered, Refusal):
+                            return answered
+                        self._keep(calls, answered)
+            refused = await together(self._take(calls, one) for calls, one in waited_for)
+            return next(filter(None, refused), None)
+        finally:
+            for _, one in waited_for:
+                one.end()
 
     async def _take(self, calls: ShardCalls, asked: Attempts) -> Refusal | None:
         """Keep the answer of a shard, or that it gave none; return its refusal."""
@@ -308,9 +360,12 @@ class QueryGroup:
             return None
         if isinstance(answered, Refusal):
             return answered
+        self._keep(calls, answered)
+        return None
+
+    def _keep(self, calls: ShardCalls, answered: bytes) -> None:
         self.answers[calls.shard] = read_answer(answered)
         self.network_bytes += len(answered)
-        return None
 
 
 class _Messages:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from recprune.cluster import driver_id
 from recprune.search.index import Index
@@ -46,15 +46,13 @@ QUICK = {
 }
 
 
-class Version(NamedTuple):
-    """Which sharded index is meant: a folder, and the checksum of its manifest."""
-
-    folder: str
-    manifest_sha256: str
+# Which sharded index is meant: a folder, and the checksum of its manifest. It goes along with every
+# question, so that it is a plain tuple.
+Version: TypeAlias = tuple[str, str]
 
 
 def version_of(folder: ShardedFolder) -> Version:
-    return Version(str(folder.path), folder.manifest_sha256)
+    return str(folder.path), folder.manifest_sha256
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,10 @@ class ShardServer:
             return self._versions[version]
 
     def _opened(self, version: Version) -> Index:
-        saved = read_folder(version.folder)
-        if saved.manifest_sha256 != version.manifest_sha256:
-            raise StorageError(f"{version.folder}: holds another sharded index by now")
+        folder, checksum = version
+        saved = read_folder(folder)
+        if saved.manifest_sha256 != checksum:
+            raise StorageError(f"{folder}: holds another sharded index by now")
         place = shard_folder(saved.path, self._number)
         return load_shard(place, saved.shards[self._number], verify=self._verify)
 
