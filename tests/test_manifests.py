@@ -419,9 +419,15 @@ def test_the_application_of_the_service_can_be_deployed(
     built = build(ours)
     assert built._bound_deployment.name == "edge"
     assert built._bound_deployment.num_replicas == deployed.args["workers"]
-    given, *shards = built._bound_deployment.init_args
+    given, numbers, *shards = built._bound_deployment.init_args
+    assert numbers == [0, 1]
     assert len(shards) == 2
     assert "c0ffee" not in str(given), "each edge reads it from its own variables"
+    for name in ("history_password", "host"):
+        with pytest.raises(InputError, match=f"{name} is no argument of this application"):
+            build({**ours, name: "127.0.0.1"})
+    with pytest.raises(InputError, match="cannot share the file of SQLite"):
+        build({**ours, "history_url": "sqlite:////tmp/histories.db"})
     del ours["keys_file"]
     with pytest.raises(InputError, match="give --keys FILE"):
         build(ours)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ class _Connection:
     """Ray's one connection of this process, where it was made here."""
 
     driver: str | None
+    is_local: bool  # whether the cluster was started with it
     users: int = 0
 
 
@@ -67,7 +69,7 @@ def _use_connection(ray: Any, address: str, num_cpus: int | None) -> _Connection
     with _lock:
         if not ray.is_initialized():
             _init(ray, address, num_cpus)
-            _ours = _Connection(driver_id())
+            _ours = _Connection(driver_id(), is_local=address == "local")
         if _ours is None or _ours.driver != driver_id():
             return None
         _ours.users += 1
@@ -85,6 +87,11 @@ def _leave_connection(ray: Any, connection: _Connection | None) -> None:
             _ours = None
             if connection.driver == driver_id():  # still the one that was made here
                 ray.shutdown()
+
+
+def is_own_cluster() -> bool:
+    """Say whether the cluster was started here, for this process alone."""
+    return _ours is not None and _ours.is_local and _ours.driver == driver_id()
 
 
 def driver_id() -> str | None:
@@ -138,6 +145,16 @@ def say_if_busy(progress: Progress) -> None:
             progress("all CPUs of the cluster are taken: waiting until one is free")
             return
         time.sleep(_POLL_SECONDS)
+
+
+def use_own_token() -> None:
+    """Close a cluster that is to be started here to other programs; before Ray is imported.
+
+    Ray has a token made for a cluster of its own process, and one that joins from another needs it.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 @contextmanager

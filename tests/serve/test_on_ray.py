@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,11 @@ from tests.support.clusters import (
     ray_environment,
     running_cluster,
 )
+from tests.support.histories_places import RedisServer, free_port
 from tests.support.serving import (
+    CLI,
     HISTORY,
+    PATIENCE_S,
     Load,
     Service,
     error_of,
@@ -47,7 +51,6 @@ from recprune.shards.sharded_index import ShardedIndex
 NUM_SHARDS = 2
 CPUS = 6  # of each of two nodes
 NUM_ITEMS = 3_000
-PORT = 18731  # of Serve on the cluster of this module
 
 
 class Saved:
@@ -91,15 +94,27 @@ def edges_of(cluster: Cluster) -> list[int]:
     return cluster.workers("ServeReplica:recprune:edge")
 
 
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Where Serve listens on the cluster of this module, from the first service on."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server.url
+    server.kill()
+
+
 @pytest.fixture
-def on_ray(cluster: Cluster, tmp_path: Path) -> Callable[..., list[str | Path]]:
-    """The options that have shards searched; Serve listens on the port that it was first given."""
+def on_ray(cluster: Cluster, port: int, redis_url: str) -> Callable[..., list[str | Path]]:
+    """The options that have shards searched."""
 
     def options(shards: Path | None, *more: str) -> list[str | Path]:
         given: list[str | Path] = ["--shards", shards] if shards is not None else []
-        history = f"sqlite:///{tmp_path / 'histories.db'}"  # all edges are on this machine
-        words = [*given, "--ray", cluster.address, "--history", history, *more]
-        return [*words, "--port", str(PORT)]
+        words = [*given, "--ray", cluster.address, "--history", redis_url, *more]
+        return [*words, "--port", str(port)]
 
     return options
 
@@ -218,6 +233,76 @@ def test_killed_replicas_fail_no_request(saved: Saved, cluster: Cluster, on_ray:
         assert all(items == right for _, _, items in load.answers)
 
 
+def test_edges_agree_after_one_was_replaced_from_a_new_folder(
+    saved: Saved, cluster: Cluster, on_ray: OnRay, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(saved.recommenders[0], tmp_path / "served")
+    shards = shutil.copytree(saved.shards[0], tmp_path / "shards")
+    right = expected(saved.recommenders[1])
+    with serving(folder, *on_ray(shards, "--workers", "2")) as service:
+        replace(folder, saved.recommenders[1])
+        replace(shards, saved.shards[1])
+        os.kill(edges_of(cluster)[0], signal.SIGKILL)
+
+        def all_new() -> bool:
+            asked = [service.post("/recommend", {"history": HISTORY, "k": 5}) for _ in range(6)]
+            answered = [one.json()["answers"][0] for one in asked if one.status_code == 200]
+            return len(answered) == 6 and all(items_of(one) == right for one in answered)
+
+        wait_until(all_new, "both serve the new one")
+
+
+def test_refused_reloads_take_nothing_away(saved: Saved, on_ray: OnRay, tmp_path: Path) -> None:
+    folder, right = saved.recommenders[0], expected(saved.recommenders[0])
+    shards = shutil.copytree(saved.shards[0], tmp_path / "shards")
+    codes, embeddings, bias, _ = ShardInputs(str(folder)).read()
+    with serving(folder, *on_ray(shards)) as service:
+        for number in range(5):
+            other = tmp_path / f"other {number}"
+            write_shards(np.roll(codes, number + 1, axis=0), embeddings, other, NUM_SHARDS,
+                         item_bias=bias)  # fmt: skip
+            replace(shards, other)
+            assert error_of(service.client.post("/admin/reload"))[:2] == (409, "reload_failed")
+            assert items_of(service.recommend(history=HISTORY, k=5)) == right
+            assert service.client.get("/readyz").status_code == 200
+        renumbered = tmp_path / "renumbered"
+        write_shards(codes, embeddings, renumbered, NUM_SHARDS + 1, item_bias=bias)
+        replace(shards, renumbered)
+        status, code, message = error_of(service.client.post("/admin/reload"))
+        assert (status, code) == (409, "reload_failed")
+        assert "start it anew" in message or "are not those" in message
+
+
+def test_who_comes_second_is_told_so(
+    saved: Saved, cluster: Cluster, on_ray: OnRay, port: int
+) -> None:
+    folder = saved.recommenders[0]
+    with serving(folder, *on_ray(saved.shards[0])) as service:
+        with pytest.raises(AssertionError, match="has an application 'recprune' on this cluster"):
+            Service(folder, *on_ray(saved.shards[0]))
+        assert service.recommend(history=HISTORY, k=5)["exact"], "which has not ended this one"
+        with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1, port {port}"):
+            Service(saved.index_shards, "--ray", "local", "--port", str(port))
+        service.process.kill()
+        service.process.wait()
+        wait_until(lambda: not shards_of(cluster), "the application ends with its command")
+
+
+def test_a_cluster_that_is_too_small_is_waited_for_until_ctrl_c(
+    saved: Saved, on_ray: OnRay
+) -> None:
+    log = saved.recommenders[0].with_name("small.log")
+    words = [saved.recommenders[0], *on_ray(saved.shards[0], "--replicas", "20")]
+    with log.open("wb") as file:
+        command = subprocess.Popen([*CLI, "serve", *map(str, words)], stderr=file)
+    try:
+        wait_until(lambda: "waiting for the cluster" in log.read_text(), "it says so")
+        command.send_signal(signal.SIGINT)
+        assert command.wait(PATIENCE_S) == 0
+    finally:
+        command.kill()
+
+
 def test_a_killed_edge_is_replaced(saved: Saved, cluster: Cluster, on_ray: OnRay) -> None:
     folder = saved.recommenders[0]
     with serving(folder, *on_ray(saved.shards[0], "--workers", "2")) as service:
@@ -329,7 +414,11 @@ def test_shards_of_something_else_are_refused(
                 load_engine(settings, OpenedAlready(opened))
 
 
-def test_a_sharded_index_by_itself_on_a_cluster_of_its_own(saved: Saved) -> None:
+def test_a_sharded_index_by_itself_on_a_cluster_of_its_own(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # which nobody has to have set
+        monkeypatch.delenv(name)
     with ray_environment() as place:
         with serving(saved.index_shards, "--ray", "local") as service:
             for number in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import shutil
@@ -28,6 +29,7 @@ from recprune.shards.answers import cut, merge
 from recprune.shards.folder import (
     Shard,
     ShardLostError,
+    load_shard,
     read_folder,
     shard_folder,
     shard_ranges,
@@ -46,7 +48,7 @@ from tests.support.serving import wait_until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
 
-from recprune.shards import sharded_index
+from recprune.shards import deployment, sharded_index
 from recprune.shards.sharded_index import ShardedIndex
 
 NUM_ITEMS = 3_000
@@ -393,8 +395,38 @@ def test_each_of_two_versions_is_answered_by_itself(
             assert_whole(old, model)
         os.kill(places(new)[0][0]["pid"], signal.SIGKILL)
         assert_same(new.search(model.queries, 10), other.search(model.queries, 10))
+        assert not old.is_superseded
         with pytest.raises(ShardLostError, match="holds another sharded index by now"):
             old.search(model.queries, 10)
+        assert old.is_superseded
+
+
+@pytest.mark.usefixtures("cluster")  # it asks Ray which node this is
+def test_a_shard_that_loads_for_longer_than_it_is_waited_for(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, as a replica would: who asks gives up, and what was loaded is kept."""
+    loads = []
+
+    def slow(*arguments: Any, **settings: Any) -> Index:
+        loads.append(arguments)
+        time.sleep(1.0)
+        return load_shard(*arguments, **settings)
+
+    monkeypatch.setattr(deployment, "load_shard", slow)
+
+    async def ask() -> Any:
+        server = deployment.ShardServer(0, verify=True)
+        version = deployment.version_of(read_folder(model.folder))
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await server.describe(version)
+        await asyncio.sleep(1.0)
+        return await server.describe(version)
+
+    assert asyncio.run(ask())["items"] > 0
+    assert len(loads) == 1
 
 
 CLOSING = """

@@ -2,33 +2,25 @@
 
 The edge is the application that `recprune serve` runs in its workers, as Serve's HTTP ingress: it
 encodes histories, asks the shards and merges what they answer. Serve listens, hands requests to
-edges that have room, and replaces edges and shards that are lost. KubeRay deploys the same by
-`application`. A reload has two phases here too: every edge loads and checks the folder, and only if
-all of them found the same one good, all swap it in.
+edges that have room, and replaces edges and shards that are lost. KubeRay deploys it by
+`application`, the command line by `deploying`. A reload has two phases here too: every edge loads
+and checks the folder, and only if all of them found the same one good, all swap it in.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
-import signal
-import socket
 import tempfile
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from recprune.cluster import connected, local_cluster
 from recprune.serve.configuration import ServeSettings, read_settings
 from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.engine.engine import Engine
 from recprune.serve.http.app import create_app
-from recprune.serve.keys import read_keys
 from recprune.serve.logs import configure_logs, log, log_problem
 from recprune.serve.prometheus import merged_texts
 from recprune.serve.service import ReloadError, ReloadOutcome, open_service
@@ -45,10 +37,11 @@ EDGE = "edge"
 _OTHERS = 64  # requests of an edge beside those for items: health, events, names, figures
 _HEALTH_S = 2.0  # between checks of an edge's health
 _GRACE_S = 10.0  # for requests that have begun, when an edge is to end
-_FIGURES_S = 5.0  # for all edges to say theirs
-_SWAP_S = 30.0
-# Given by the operator of the cluster, or of no meaning there.
-_NOT_THEIRS = {"settings_file", "host", "port", "scratch"}
+_STARTS = 3  # of an edge that cannot, one after the other
+_ANSWER_S = 10.0  # for all edges to answer what takes no time
+_LOOK_S = 3.0  # between looks at what the other edges serve
+# Settings that are the cluster's, or that would be seen by all who see its applications.
+_NOT_THEIRS = ("host", "port", "ray", "scratch", "settings_file", "history_password")
 
 
 @dataclass(frozen=True)
@@ -63,20 +56,27 @@ class _Loaded:
 class Edge:
     """One replica of the edge."""
 
-    async def __init__(self, given: Json, *shards: Any) -> None:  # type: ignore[misc] # Serve's
-        """`given` are settings; shards are the handles of their deployments, in their order."""
+    async def __init__(  # type: ignore[misc] # it is Serve that awaits it
+        self, given: Json, numbers: list[int], *shards: Any
+    ) -> None:
+        """`given` are settings; shards are handles of deployments, of shards with these numbers."""
         configure_logs()
         # What is not given comes from the variables of this node, passwords above all.
         settings = read_settings(given)
-        self._scratch = Path(tempfile.mkdtemp(prefix="recprune-serve-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="recprune-edge-"))
         self._settings = settings.model_copy(update={"scratch": self._scratch})
-        self._shards, self._loop = shards, asyncio.get_running_loop()
-        self._candidate: tuple[str, Engine] | None = None  # of a reload, by its name
+        self._numbers, self._shards = numbers, shards
+        self._loop = asyncio.get_running_loop()
+        self._reload_name = ""  # of the one under way
+        self._candidate: Engine | None = None  # for it
         self._reloads = {"ok": 0, "failed": 0}
-        self._edges: Any = None
+        self._name = serve.get_replica_context().replica_tag
+        application = serve.get_replica_context().app_name
+        self._edges: Any = serve.get_deployment_handle(EDGE, application)
         self._service = await asyncio.to_thread(open_service, self._settings, self._opened)
         self._service.reload_everywhere = self._reload_everywhere
         self._service.figures = self._figures_of_all
+        self._looking = asyncio.create_task(self._keep_looking())
         log("edge started", {"version": self._service.engine.version})
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -85,10 +85,13 @@ class Edge:
     async def __del__(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    # What the other edges ask for -------------------------------------------------------------
+    # What the other edges ask for ----------------------------------------------------------------
 
     async def load(self, name: str) -> _Loaded:
         """Load the folder for a reload, beside what is served."""
+        if self._reload_name:
+            return _Loaded(problem="another reload is under way: try again in a moment")
+        self._reload_name = name
         try:
             engine = await asyncio.to_thread(self._service.load)
         except RecpruneError as error:
@@ -97,43 +100,47 @@ class Edge:
         except Exception as error:  # a damaged folder can fail in ways of its own
             log_problem("reload failed", {}, error)
             return _Loaded(problem=f"cannot be loaded: {type(error).__name__}")
-        self._candidate = (name, engine)
+        if self._reload_name == name:  # else it took too long, and was given up
+            self._candidate = engine
         return _Loaded(engine.version)
 
     async def swap(self, name: str) -> bool:
         """Serve what was loaded for a reload; return whether there is such a thing."""
-        if self._candidate is None or self._candidate[0] != name:
+        if self._reload_name != name or self._candidate is None:
             return False
-        self._service.swap(self._candidate[1])
-        self._candidate = None
-        self._count_reload("ok")
+        self._service.swap(self._candidate)
+        self._end_reload("ok")
         return True
 
     async def drop(self, name: str) -> None:
         """Forget what was loaded for a reload that has failed."""
-        if self._candidate is not None and self._candidate[0] == name:
-            self._candidate = None
-        self._count_reload("failed")
+        if self._reload_name == name:
+            self._end_reload("failed")
 
     async def reload(self) -> ReloadOutcome:
         """Reload all edges."""
         return await self._reload_everywhere()
 
+    async def version(self) -> tuple[str, str, bool]:
+        """Return the name of this edge, what it serves, and whether its shards have moved on."""
+        index = self._service.engine.index
+        moved_on = isinstance(index, ShardedIndex) and index.is_superseded
+        return self._name, self._service.engine.version, moved_on
+
     async def figures(self) -> tuple[str, bytes]:
         """Return the name of this edge, and its figures."""
-        name = serve.get_replica_context().replica_tag
-        return name, await asyncio.to_thread(self._service.metrics.text)
+        return self._name, await asyncio.to_thread(self._service.metrics.text)
 
-    # Inside -----------------------------------------------------------------------------------
+    # Inside --------------------------------------------------------------------------------------
 
     def _opened(self, folder: Path) -> ShardedIndex:
         """Open a version of the shards, in all of their replicas, through their deployments."""
         saved = read_folder(folder)
-        filled = sum(shard.num_items > 0 for shard in saved.shards)
-        if filled != len(self._shards):
+        filled = [shard.number for shard in saved.shards if shard.num_items]
+        if filled != self._numbers:
             raise StorageError(
-                f"{folder}: has {filled} shards with items, and this service was started with "
-                f"{len(self._shards)}: start it anew"
+                f"{folder}: has items in the shards {filled}, and this service was started for "
+                f"{self._numbers}: start it anew"
             )
         settings = self._settings
         index = ShardedIndex(
@@ -144,7 +151,7 @@ class Edge:
             timeout=settings.limits.shard_seconds,
             loop=self._loop,
         )
-        index.wait_until_ready(settings.replicas * filled)
+        index.wait_until_ready(settings.limits.reload_seconds)
         return index
 
     async def _reload_everywhere(self) -> ReloadOutcome:
@@ -161,23 +168,40 @@ class Edge:
         elif len(versions) != 1:
             problem = "the folder was replaced while it was read: try again"
         if problem:
-            await self._all("drop", name, seconds=_SWAP_S)
+            await self._all("drop", name, seconds=_ANSWER_S)
             raise ReloadError(problem)
-        swapped = await self._all("swap", name, seconds=_SWAP_S)
+        swapped = await self._all("swap", name, seconds=_ANSWER_S)
+        if len(swapped) != len(loaded) or not all(one is True for one in swapped):
+            raise ReloadError("not every edge has taken it over: those that have not will reload")
         version = versions.pop()
         log("reloaded", {"version": version, "workers": len(swapped)})
-        return ReloadOutcome(version, sum(one is True for one in swapped))
+        return ReloadOutcome(version, len(swapped))
+
+    async def _keep_looking(self) -> None:
+        """Reload where edges serve different versions, or shards have only another one.
+
+        So it is after one was replaced from a folder that had changed. Of all edges, one does so.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                said = [one for one in await self._all("version") if isinstance(one, tuple)]
+                differ = len({version for _, version, _ in said}) > 1
+                moved_on = any(superseded for _, _, superseded in said)
+                if (differ or moved_on) and self._name == min(name for name, _, _ in said):
+                    await self._reload_everywhere()
+            except Exception as error:
+                log_problem("reload failed", {"reason": str(error)})
 
     async def _figures_of_all(self) -> bytes:
-        said = await self._all("figures", seconds=_FIGURES_S)
+        said = await self._all("figures")
         texts: dict[str, bytes] = dict(one for one in said if isinstance(one, tuple))
+        if self._name not in texts:  # one that hangs keeps all others from being heard
+            texts = dict([await self.figures()])
         return await asyncio.to_thread(merged_texts, texts)
 
-    async def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+    async def _all(self, method: str, *arguments: Any, seconds: float = _ANSWER_S) -> list[Any]:
         """Return what all edges answer; errors in their place, nothing where one hangs."""
-        if self._edges is None:
-            application = serve.get_replica_context().app_name
-            self._edges = serve.get_deployment_handle(EDGE, application)
         try:
             answered: list[Any] = await self._edges.broadcast(method, *arguments).results_async(
                 timeout_s=seconds, return_exceptions=True
@@ -186,7 +210,8 @@ class Edge:
             return []
         return answered
 
-    def _count_reload(self, outcome: str) -> None:
+    def _end_reload(self, outcome: str) -> None:
+        self._reload_name, self._candidate = "", None
         self._reloads[outcome] += 1
         self._service.metrics.set_reloads(self._reloads)
 
@@ -197,18 +222,24 @@ def application(args: Json) -> serve.Application:
     KubeRay, and `serve deploy`, name it as `recprune.serve.edge:application`. Where Serve listens
     is said elsewhere, so that it is taken for a place that others reach.
     """
+    for name in _NOT_THEIRS:
+        if name in args:
+            raise InputError(f"{name} is no argument of this application: see docs/serving.md")
     given = {"ray": "auto", **args}
-    return _application(read_settings({"host": "0.0.0.0", **given}), given)  # noqa: S104
+    return edge_application(read_settings({"host": "0.0.0.0", **given}), given)  # noqa: S104
 
 
-def _application(settings: ServeSettings, given: Json) -> serve.Application:
-    numbers = _shards(settings)
-    if settings.history_url is None and settings.workers > 1 and settings.ray != "local":
+def edge_application(settings: ServeSettings, given: Json, owner: Any = None) -> serve.Application:
+    """Return the application; with an owner, it lives no longer than that actor."""
+    numbers = filled_shards(settings)
+    if settings.workers > 1 and settings.ray != "local" and settings.histories[:6] == "sqlite":
         raise InputError(
             "several edges may be on several machines, which cannot share the file of SQLite that "
             "histories are kept in: give --history, with the URL of a Redis"
         )
-    shards = [shard_deployment(number, settings.replicas, verify=True) for number in numbers]
+    shards = [
+        shard_deployment(number, settings.replicas, verify=True, owner=owner) for number in numbers
+    ]
     limits = settings.limits
     edge: Any = serve.deployment(
         Edge,
@@ -219,15 +250,15 @@ def _application(settings: ServeSettings, given: Json) -> serve.Application:
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=limits.silent_seconds,
         graceful_shutdown_timeout_s=_GRACE_S,
-        max_constructor_retry_count=1,
+        max_constructor_retry_count=_STARTS,
         ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": QUICK}},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
-    bound: serve.Application = edge.bind(given, *shards)
+    bound: serve.Application = edge.bind(given, numbers, *shards)
     return bound
 
 
-def _shards(settings: ServeSettings) -> list[int]:
+def filled_shards(settings: ServeSettings) -> list[int]:
     """Return the numbers of the shards that have items."""
     folder = sharded_folder(settings)
     if folder is None:
@@ -236,130 +267,3 @@ def _shards(settings: ServeSettings) -> list[int]:
     if not numbers:
         raise StorageError(f"{folder}: has no items to serve")
     return numbers
-
-
-# From the command line ---------------------------------------------------------------------------
-
-
-def serve_on_ray(settings: ServeSettings) -> None:
-    """Deploy the application, and serve until SIGTERM or SIGINT; then delete it."""
-    configure_logs()
-    if settings.keys_file is not None:
-        read_keys(settings.keys_file)  # before anything is started
-    settings = settings.model_copy(update={"port": settings.port or _free_port(settings.host)})
-    given = _given(settings)
-    deployed = _application(settings, given)
-    signals = _Signals()
-    with _cluster(settings) as address, connected(address):
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        _listen(settings)
-        try:
-            edges = _deployed(deployed)
-            where = f"http://{_shown(settings.host)}:{settings.port}/"
-            print(f"serving on {where}", flush=True)  # noqa: T201
-            log("serving", {"workers": settings.workers})
-            for number in signals:
-                if number != signal.SIGHUP:
-                    break
-                _reload(edges)
-            log("ending", {})
-        finally:
-            serve.delete(APPLICATION)
-
-
-def _deployed(deployed: serve.Application) -> Any:
-    """Deploy the application, wait until it serves, and return the handle of its edges."""
-    try:
-        return serve.run(deployed, name=APPLICATION, route_prefix="/")
-    except RuntimeError as error:
-        said = serve.status().applications[APPLICATION].deployments[EDGE].message.splitlines()
-        # Among what Serve quotes of an edge that could not start is the name of the error.
-        named = [line.strip() for line in said if line.strip().startswith("recprune.")]
-        why = named[-1].partition(": ")[2] if named else "\n".join(said) or str(error)
-        raise StorageError(why) from None
-
-
-def _given(settings: ServeSettings) -> Json:
-    """Return the settings as edges are given them, who may be on other machines."""
-    given: Json = settings.model_dump(
-        mode="json", exclude=_NOT_THEIRS | {"history_password", "history_password_file"}
-    )
-    for name in ("folder", "shards", "keys_file", "names_file"):
-        if given[name] is not None:
-            given[name] = str(Path(given[name]).absolute())
-    given["item_sets"] = {
-        name: str(Path(path).absolute()) for name, path in given["item_sets"].items()
-    }
-    password = settings.history_password
-    if password is not None:
-        given["history_password"] = password.get_secret_value()
-    return given
-
-
-@contextmanager
-def _cluster(settings: ServeSettings) -> Iterator[str]:
-    """Have the cluster that is asked for, and yield its address."""
-    if settings.ray != "local":
-        yield str(settings.ray)
-        return
-    with local_cluster(settings.replicas * len(_shards(settings)) + settings.workers) as address:
-        yield address
-
-
-def _listen(settings: ServeSettings) -> None:
-    """Have Serve listen; refuse where it listens already, but elsewhere."""
-    serve.start(
-        proxy_location="EveryNode",
-        http_options={
-            "host": settings.host,
-            "port": settings.port,
-            "keep_alive_timeout_s": int(settings.limits.client_seconds),
-        },
-    )
-    there = cast(Any, serve.context._get_global_client()).http_config
-    if (there.host, there.port) != (settings.host, settings.port):
-        raise InputError(
-            f"Ray Serve is running on this cluster already and listens on {there.host}, port "
-            f"{there.port}: give these, or end it with `serve shutdown`"
-        )
-
-
-def _reload(edges: Any) -> None:
-    try:
-        edges.reload.remote().result()
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        log_problem("reload failed", {"reason": lines[-1] if lines else type(error).__name__})
-
-
-class _Signals:
-    """SIGTERM, SIGINT and SIGHUP, one after the other, as they come."""
-
-    def __init__(self) -> None:
-        self._came = threading.Event()
-        self._numbers: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, _: Any) -> None:
-        self._numbers.append(number)
-        self._came.set()
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            while not self._came.wait(1.0):  # now and then: handlers run between waits alone
-                pass
-            self._came.clear()
-            while self._numbers:
-                yield self._numbers.pop(0)
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

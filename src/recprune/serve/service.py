@@ -83,8 +83,6 @@ class Service:
 
         Finding out costs a write, so it is done once a second at most, for all callers.
         """
-        if not self.settings.allow_partial:  # else answers have a share of missing items
-            await check_not_lost(self.engine.index)
         if self._probe is None or (self._probe.done() and time.monotonic() >= self._probe_until):
             self._probe = asyncio.create_task(self._find_out())
         problem = await asyncio.shield(self._probe)
@@ -93,6 +91,8 @@ class Service:
 
     async def _find_out(self) -> RecpruneError | None:
         try:
+            if not self.settings.allow_partial:  # else answers have a share of missing items
+                await check_not_lost(self.engine.index)
             await self._probes.run(self.histories.ready)
         except RecpruneError as error:
             return error

@@ -1,1 +1,1 @@
-"""An index in shards: on disk, as Ray actors, and the front that asks them."""
+"""An index in shards: on disk, on Ray Serve, and the front that asks them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -29,6 +30,7 @@ from recprune.types import Json, RecpruneError
 
 T = TypeVar("T")
 
+_END_S = 2.0  # for questions under way to end when an index is closed
 _PAUSE_S = 0.05  # before a shard is asked again where a replica failed
 _KNOWN_S = 1.0  # that is waited for a shard which gave no answer the last time
 # Beyond this, a message is put into Ray's object store, once for all shards, and fetched by each;
@@ -71,6 +73,7 @@ class Attempts:
 
     def again(self) -> None:
         """Ask a replica, or another one; the first time, wait for the one that was asked."""
+        check_connected()
         self.called = time.monotonic()
         response, self._first = self._first or self._send(), None
         self.under_way.add(asyncio.ensure_future(_settled(response)))
@@ -102,6 +105,7 @@ class ShardCalls:
         """Use `connect`."""
         self.shard = shard
         self.problem = ""  # why the last question was given up; empty where it was not
+        self.is_superseded = False  # whether a replica has only another version
         self._handle, self._version = handle, version
         self._replicas, self._timeout = replicas, timeout
         self._last_answer = 0.0
@@ -133,10 +137,11 @@ class ShardCalls:
             return False
         if isinstance(answered, Refusal) and not answered.is_input_error:
             asked.refusals[answered.by] = answered.reason
+            self.is_superseded |= answered.is_superseded
             if len(asked.refusals) >= self._replicas:
                 raise self._lost(f"cannot answer: {asked.reasons()}")
             return False
-        self._last_answer, self.problem = time.monotonic(), ""
+        self._last_answer, self.problem, self.is_superseded = time.monotonic(), "", False
         return True
 
     async def answer(self, asked: Attempts) -> Any:
@@ -155,7 +160,7 @@ class ShardCalls:
                     why = f": {asked.reasons()}" if asked.reasons() else ""
                     raise self._lost(f"has said nothing for {asked.patience:g} s{why}")
                 if not asked.under_way:
-                    if asked.failure:
+                    if asked.reasons():
                         await asyncio.sleep(_PAUSE_S)
                     asked.again()
                 # One that takes too long is not waited for alone: another may have the answer.
@@ -245,6 +250,14 @@ async def connect(
     ]
 
 
+def check_connected() -> None:
+    """Raise where there is no cluster any more: Ray would connect to whatever it finds."""
+    import ray
+
+    if not ray.is_initialized():
+        raise ShardLostError("the connection to the cluster was closed")
+
+
 class InFlight:
     """What is being asked, and whether the index is still open for more.
 
@@ -252,24 +265,20 @@ class InFlight:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.count = 0
+        self._loop, self._process = loop, os.getpid()
         self._futures: set[Future[Any]] = set()
+        self._changed = threading.Condition()
         self._is_closed = False
-
-    @property
-    def count(self) -> int:
-        return len(self._futures)
 
     def run(self, asking: Coroutine[Any, Any, T]) -> T:
         """Have something asked, and wait for it; raises where the index is closed meanwhile."""
-        import ray
-
-        if self._is_closed or not ray.is_initialized():
+        try:
+            self._check()
+        except BaseException:
             asking.close()
-            if self._is_closed:
-                raise RecpruneError("the sharded index is closed")
-            raise ShardLostError("the connection to the cluster was closed")
-        future = asyncio.run_coroutine_threadsafe(asking, self._loop)
+            raise
+        future = asyncio.run_coroutine_threadsafe(self._counted(asking), self._loop)
         self._futures.add(future)
         try:
             return future.result()
@@ -282,10 +291,30 @@ class InFlight:
             self._futures.discard(future)
 
     def close(self) -> None:
-        """Refuse further questions, and end those under way."""
+        """Refuse further questions, end those under way, and wait until they have ended."""
         self._is_closed = True
         for future in list(self._futures):
             future.cancel()
+        if self._process == os.getpid():
+            with self._changed:
+                self._changed.wait_for(lambda: not self.count, _END_S)
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise RecpruneError("the sharded index is closed")
+        if self._process != os.getpid():
+            raise RecpruneError("the sharded index was opened before this process was forked")
+        check_connected()
+
+    async def _counted(self, asking: Coroutine[Any, Any, T]) -> T:
+        with self._changed:
+            self.count += 1
+        try:
+            return await asking
+        finally:
+            with self._changed:
+                self.count -= 1
+                self._changed.notify_all()
 
 
 async def together(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -332,11 +361,12 @@ class QueryGroup:
     async def _round(self, asked: list[tuple[ShardCalls, Attempts]]) -> Refusal | None:
         """Keep what the shards of a round answer; return a refusal of the question."""
         waited_for = list(asked)
+        is_well = not any(calls.problem for calls, _ in asked)
         try:
             # Mostly all is well. Then they are awaited one after the other, while all of them work.
             with contextlib.suppress(TimeoutError, ShardLostError):
-                async with asyncio.timeout(min(one.share for _, one in asked)):
-                    while waited_for:
+                async with asyncio.timeout(asked[0][1].share):  # the same for all that are well
+                    while waited_for and is_well:
                         calls, one = waited_for[0]
                         answered = await one.first()
                         if not calls.is_answer(answered, one):
@@ -386,5 +416,6 @@ class _Messages:
             self.size = len(message)
             answers = (self._rows.stop - self._rows.start) * (8 * self._question.k + _RECORD_BYTES)
             self._is_large = max(self.size, answers) >= _LARGE_BYTES
+            check_connected()
             self._message = ray.put(message) if self._is_large else message
         return self._message, self._is_large

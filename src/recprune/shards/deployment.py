@@ -2,7 +2,7 @@
 
 Serve starts replicas, spreads them over the nodes, watches their health, replaces those that are
 lost, and hands a question to one that has room. A replica is asked for one version of its shard by
-folder and checksum, and keeps the last two: so old and new callers are each answered by what they
+folder and checksum, and keeps the last few: so old and new callers are each answered by what they
 have opened, while one follows the other. What is wrong with a shard's folder is returned as data:
 such a replica lives on, and answers again once its folder is mended.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import uuid
@@ -30,7 +31,10 @@ from recprune.types import InputError, Json, RecpruneError, StorageError
 _Answered = TypeVar("_Answered")
 
 MOST_REPLICAS = 100
-_VERSIONS = 2  # of its shard that a replica keeps: the one that is served, and the one before it
+# Of its shard that a replica keeps, those that were asked for last: the one that is served, the one
+# before it, and some that were loaded for reloads which failed. They are mapped files, and cost
+# little.
+_VERSIONS = 4
 _ONGOING = 16  # questions that a replica takes; it answers them one after the other
 _QUEUED = 1024  # questions of a caller that may wait for a replica; further ones are refused
 _HEALTH_S = 1.0  # between checks of a replica's health
@@ -62,7 +66,12 @@ class Refusal:
     reason: str
     by: str  # the replica
     is_input_error: bool
+    is_superseded: bool = False  # as the folder has another version by now
     is_overflow: bool = False  # of the scores of a query, which the shard numbers in its own way
+
+
+class _SupersededError(StorageError):
+    """The folder has another version than the one that is asked for."""
 
 
 class ShardServer:
@@ -74,8 +83,9 @@ class ShardServer:
 
         self._number, self._verify, self._owner = number, verify, owner
         self._checks = 0  # of its health, so far
-        self._versions: dict[Version, Index] = {}  # the latest last
-        self._loading = asyncio.Lock()
+        self._versions: dict[
+            Version, asyncio.Task[Index]
+        ] = {}  # loaded, or loading; the latest last
         self._threads = ThreadPoolExecutor(1)
         self._node = ray.get_runtime_context().get_node_id()
         self._name = f"{self._node} {os.getpid()}"
@@ -114,34 +124,43 @@ class ShardServer:
         self, version: Version, work: Callable[[Index], _Answered], message: bytes = b""
     ) -> _Answered | Refusal:
         try:
-            index = self._versions.get(version) or await self._load(version)
+            index = await self._index(version)
             if len(message) < 1 << 16:
                 return work(index)
             # A batch, which takes its time: beside the loop, which Serve's questions come through.
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, index)
-        except RecpruneError as error:
+        except Exception as error:
+            said = str(error) if isinstance(error, RecpruneError) else f"{type(error).__name__}"
             return Refusal(
-                str(error),
+                said,
                 self._name,
-                isinstance(error, InputError),
-                isinstance(error, ScoreOverflowError),
+                is_input_error=isinstance(error, InputError),
+                is_overflow=isinstance(error, ScoreOverflowError),
+                is_superseded=isinstance(error, _SupersededError),
             )
 
-    async def _load(self, version: Version) -> Index:
-        """Load a version on the first question for it, so that a folder can still be mended."""
-        async with self._loading:
-            if version not in self._versions:
-                index = await asyncio.to_thread(self._opened, version)
-                self._versions[version] = index
-                for old in list(self._versions)[:-_VERSIONS]:
-                    del self._versions[old]
-            return self._versions[version]
+    async def _index(self, version: Version) -> Index:
+        """Return a version; loaded on the first question for it, so that a folder can be mended."""
+        loading = self._versions.pop(version, None)
+        if loading is None:
+            loading = asyncio.create_task(asyncio.to_thread(self._opened, version))
+            loading.add_done_callback(functools.partial(self._loaded, version))
+        self._versions[version] = loading  # asked for last
+        for old in list(self._versions)[:-_VERSIONS]:
+            del self._versions[old]
+        # Who asks may not wait so long; what is loaded is there for the next one.
+        return loading.result() if loading.done() else await asyncio.shield(loading)
+
+    def _loaded(self, version: Version, loading: asyncio.Task[Index]) -> None:
+        """Keep nothing of what could not be loaded: the next question tries again."""
+        if loading.cancelled() or loading.exception() is not None:
+            self._versions.pop(version, None)
 
     def _opened(self, version: Version) -> Index:
         folder, checksum = version
         saved = read_folder(folder)
         if saved.manifest_sha256 != checksum:
-            raise StorageError(f"{folder}: holds another sharded index by now")
+            raise _SupersededError(f"{folder}: holds another sharded index by now")
         place = shard_folder(saved.path, self._number)
         return load_shard(place, saved.shards[self._number], verify=self._verify)
 
@@ -159,7 +178,17 @@ def _end_this_application() -> None:
     serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
 
-def shard_deployment(number: int, replicas: int, verify: bool, owner: Any = None) -> Any:
+def start_owner() -> Any:
+    """Start the actor that says that this program is there."""
+    import ray
+
+    owner_class: Any = ray.remote(Owner)
+    return owner_class.options(num_cpus=0, max_restarts=-1).remote()
+
+
+def shard_deployment(
+    number: int, replicas: int, verify: bool, owner: Any = None, num_cpus: int = 1
+) -> Any:
     """Return the deployment of one shard, as a part of an application."""
     from ray import serve
 
@@ -173,7 +202,7 @@ def shard_deployment(number: int, replicas: int, verify: bool, owner: Any = None
         health_check_timeout_s=_SILENT_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=_END_S,
-        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": QUICK}},
+        ray_actor_options={"num_cpus": num_cpus, "runtime_env": {"env_vars": QUICK}},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     return deployment.bind(number, verify, owner)
@@ -187,23 +216,23 @@ class Deployed(NamedTuple):
     owner: Any  # as long as this is referred to, they live
 
 
-def deploy(folder: ShardedFolder, replicas: int, verify: bool) -> Deployed:
+def deploy(folder: ShardedFolder, replicas: int, verify: bool, num_cpus: int) -> Deployed:
     """Have every shard that has items served, as an application of its own.
 
     They are not waited for: where there is room for some only, these answer.
     """
-    import ray
     from ray import serve
 
-    owner_class: Any = ray.remote(Owner)
-    owner = owner_class.options(num_cpus=0, max_restarts=-1).remote()
+    owner = start_owner()
     name = f"recprune-{uuid.uuid4().hex[:12]}"
     numbers = [shard.number for shard in folder.shards if shard.num_items]
     names = [f"{name}-{number}" for number in numbers]
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # importing it has set another one
     serve.start(proxy_location="Disabled")  # unless Serve is there already: then as it is
     targets = [
-        serve.RunTarget(shard_deployment(number, replicas, verify, owner), name, route_prefix=None)
+        serve.RunTarget(
+            shard_deployment(number, replicas, verify, owner, num_cpus), name, route_prefix=None
+        )
         for number, name in zip(numbers, names, strict=True)
     ]
     handles = serve.run_many(targets, wait_for_applications_running=False)

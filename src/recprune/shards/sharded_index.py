@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.cluster import connected, driver_id
+from recprune.cluster import connected, driver_id, is_own_cluster
 from recprune.search.checks import (
     checked_count,
     checked_items,
@@ -123,7 +123,8 @@ class ShardedIndex:
             )
             handles: list[Any] = []
             if needed:
-                deployed = deploy(saved, replicas, verify)
+                # A cluster that is started for it is its own: how busy that is, is no concern.
+                deployed = deploy(saved, replicas, verify, num_cpus=0 if is_own_cluster() else 1)
                 handles = deployed.handles
                 connection.callback(delete, deployed, driver_id())
             index = cls(
@@ -134,7 +135,7 @@ class ShardedIndex:
                 timeout=timeout,
                 connection=connection,
             )
-            index.wait_until_ready(needed)
+            index.wait_until_ready(max(timeout, _START_SECONDS))
             index._connection = connection.pop_all()
         return index
 
@@ -272,6 +273,11 @@ class ShardedIndex:
         """Return the shards that gave no answer when they were last asked; asks none."""
         return [one.shard for one in self._shards if one.problem]
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a shard has only another version by now, as its folder was replaced."""
+        return any(one.is_superseded for one in self._shards)
+
     async def ask_lost_shards(self) -> None:
         """Ask those again, so that it is known when they are back."""
         lost = [one for one in self._shards if one.problem]
@@ -384,11 +390,9 @@ class ShardedIndex:
             return queries.reshape(-1, self.num_splits, self.num_sub_items)
         return self._vectors.sub_item_scores(queries)
 
-    def wait_until_ready(self, needed: int) -> None:
+    def wait_until_ready(self, patience: float) -> None:
         """Return once all shards answer; raises where one does not, unless a part is enough."""
         import ray
-
-        patience = max(self._timeout, _START_SECONDS)
 
         async def ask() -> list[Any]:
             return await asyncio.gather(
@@ -402,8 +406,9 @@ class ShardedIndex:
             if not isinstance(lost[0], ShardLostError):
                 raise lost[0]
             free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            needed = self._replicas * len(self._shards)
             why = f"; {needed} replicas need a CPU each, and none is free" if free < 1 else ""
-            raise ShardLostError(f"{lost[0]}{why}")
+            raise ShardLostError(f"{lost[0]}{why if str(lost[0]).endswith(' s') else ''}")
 
 
 def _described(shard: Shard, replicas: list[Json]) -> Json:

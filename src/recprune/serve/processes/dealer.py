@@ -73,6 +73,8 @@ class Dealer:
 
     def end(self) -> None:
         """Deal out what is waiting, and accept no more."""
+        while self._held and self._deal(self._held.popleft()):
+            pass
         self.accept()
         self._watch(False)
         self.close()

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from recprune.cluster import use_own_token
 from recprune.serve.configuration import ServeSettings, WorkerJob
 from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.keys import read_keys
@@ -47,7 +48,9 @@ _OWN_DESCRIPTORS = 128  # of a worker, for all that is not a connection
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     if sharded_folder(settings) is not None:  # refuses options that do not go with the folder
-        from recprune.serve.edge import serve_on_ray
+        if settings.ray == "local":
+            use_own_token()  # before Ray is imported
+        from recprune.serve.deploying import serve_on_ray
 
         serve_on_ray(settings)
         return
