@@ -39,11 +39,12 @@ def test_the_document_has_what_was_measured() -> None:
 
 def test_faults_are_named() -> None:
     record = table.records()["sqlite"]
-    record["load"]["outcomes"] |= {"wrong": 1, "status-500": 2, "cut-again": 3}
+    record["load"]["outcomes"] |= {"wrong": 1, "status-500": 2, "cut": 500, "cut-again": 30}
     record["events"]["lost"] = 4
-    record["witness"]["failed"] = 5
+    record["witness"] |= {"failed": 5, "said": ["/events: unanswered", "/events: 500"]}
     assert table.faults_of(record) == [
-        "failed among the admitted: 10",
+        "failed among the admitted, not by two kills: 6",
+        "cut twice, more often than kills explain: 31",
         "wrong answers: 1",
         "acknowledged events lost: 4",
     ]

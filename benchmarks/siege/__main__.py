@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--items", type=int, default=20_000, help="of the catalogue")
     parser.add_argument("--swaps", type=int, default=100, help="of the folder")
-    parser.add_argument("--connections", type=int, default=64, help="of the load")
+    parser.add_argument("--connections", type=int, default=128, help="of the load")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/siege.json"))
     parser.add_argument("--keep", type=Path, help="a new folder for logs, which else are removed")
