@@ -27,6 +27,7 @@ with needs_extra("ray"):
 
 _LOOK_S = 1.0  # between looks at how the application is
 _WORD_S = 5.0  # between words about what is waited for
+_ROOM_S = 15.0  # for the application of a command that was killed to end
 _LISTEN_S = 20.0  # for Serve to listen once the application runs
 
 
@@ -41,11 +42,7 @@ def serve_on_ray(settings: ServeSettings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: signals.put(number))
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        if APPLICATION in serve.status().applications:
-            raise InputError(
-                f"Ray Serve has an application {APPLICATION!r} on this cluster already: end that "
-                "one first, or use another cluster"
-            )
+        _wait_for_room()
         settings = _listening(settings)
         try:
             _run(settings, signals)
@@ -54,6 +51,18 @@ def serve_on_ray(settings: ServeSettings) -> None:
         finally:
             with contextlib.suppress(RayError):
                 serve.delete(APPLICATION)
+
+
+def _wait_for_room() -> None:
+    """Wait for an application of this name to end, as that of a killed command does; or refuse."""
+    refuse_at = time.monotonic() + _ROOM_S
+    while APPLICATION in serve.status().applications:
+        if time.monotonic() >= refuse_at:
+            raise InputError(
+                f"Ray Serve has an application {APPLICATION!r} on this cluster already: end that "
+                "one first, or use another cluster"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _run(settings: ServeSettings, signals: queue.SimpleQueue[int]) -> None:
