@@ -35,7 +35,7 @@ _PAUSE_S = 0.05  # before a shard is asked again where a replica failed
 _KNOWN_S = 1.0  # that is waited for a shard which gave no answer the last time
 # Beyond this, a message is put into Ray's object store, once for all shards, and fetched by each;
 # Serve's own way refuses messages of 4 MB.
-_LARGE_BYTES = 100_000
+LARGE_BYTES = 100_000
 _RECORD_BYTES = 64
 
 
@@ -415,7 +415,7 @@ class _Messages:
             message = message_for(self._question, self._rows, shard, self._floors)
             self.size = len(message)
             answers = (self._rows.stop - self._rows.start) * (8 * self._question.k + _RECORD_BYTES)
-            self._is_large = max(self.size, answers) >= _LARGE_BYTES
+            self._is_large = max(self.size, answers) >= LARGE_BYTES
             check_connected()
             self._message = ray.put(message) if self._is_large else message
         return self._message, self._is_large

@@ -32,7 +32,15 @@ from recprune.shards.answers import (
     merge_records,
     plan_rounds,
 )
-from recprune.shards.calls import InFlight, QueryGroup, ShardCalls, connect, own_loop, together
+from recprune.shards.calls import (
+    LARGE_BYTES,
+    InFlight,
+    QueryGroup,
+    ShardCalls,
+    connect,
+    own_loop,
+    together,
+)
 from recprune.shards.deployment import (
     MOST_REPLICAS,
     Refusal,
@@ -219,7 +227,9 @@ class ShardedIndex:
 
         async def score(shard: ShardCalls, places: NDArray[Any]) -> None:
             local = wanted[places].astype(np.int64) - shard.shard.first
-            answered = await shard.ask("score", pack([], [queries, local]), is_large=True)
+            message = pack([], [queries, local])
+            is_large = max(len(message), 4 * len(queries) * len(places)) >= LARGE_BYTES
+            answered = await shard.ask("score", message, is_large=is_large)
             if isinstance(answered, Refusal):
                 raise InputError(answered.reason)
             found = np.frombuffer(answered, np.float32)
