@@ -6,7 +6,6 @@ import contextlib
 import logging
 import queue
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recprune.cluster import connected, local_cluster
+from recprune.serve.addresses import listen, url_of
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.edge import APPLICATION, EDGE, edge_application, filled_shards
 from recprune.serve.keys import read_keys
@@ -103,7 +103,7 @@ def _next(signals: queue.SimpleQueue[int]) -> int | None:
 
 def _announce(settings: ServeSettings) -> None:
     """Say where it is served, once it really is."""
-    where = f"http://{_shown(settings.host)}:{settings.port}/"
+    where = url_of(settings.host, settings.port)
     deadline = time.monotonic() + _LISTEN_S
     while True:
         try:
@@ -163,7 +163,9 @@ def _listening(settings: ServeSettings) -> ServeSettings:
     """Have Serve listen, unless it does already; return the settings with the port."""
     is_there = bool(serve.status().proxies)
     if not is_there:
-        settings = settings.model_copy(update={"port": _free_port(settings)})
+        # Serve itself would share the port with whoever listens there.
+        with listen(settings.host, settings.port) as probe:
+            settings = settings.model_copy(update={"port": probe.getsockname()[1]})
     try:
         serve.start(
             proxy_location="EveryNode",
@@ -178,23 +180,6 @@ def _listening(settings: ServeSettings) -> ServeSettings:
     return settings
 
 
-def _free_port(settings: ServeSettings) -> int:
-    """Return the port if nobody listens there, or any where none is asked for.
-
-    Serve itself would share it with whoever does.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-            probe.listen()
-        except OSError as error:
-            where = f"{settings.host}, port {settings.port}"
-            raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
-        return int(probe.getsockname()[1])
-
-
 def _reload(edges: Any) -> None:
     try:
         outcome = edges.reload.remote().result()
@@ -203,7 +188,3 @@ def _reload(edges: Any) -> None:
         log_problem("reload failed", {"reason": lines[-1] if lines else type(error).__name__})
     else:
         log("reloaded", {"version": outcome.version, "workers": outcome.workers})
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

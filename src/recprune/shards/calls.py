@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from recprune.search.question import Question
+from recprune.search.top_k import RECORD_WORDS
 from recprune.shards.answers import (
     Answer,
     is_the_same_for_all,
@@ -36,7 +37,6 @@ _KNOWN_S = 1.0  # that is waited for a shard which gave no answer the last time
 # Beyond this, a message is put into Ray's object store, once for all shards, and fetched by each;
 # Serve's own way refuses messages of 4 MB.
 LARGE_BYTES = 100_000
-_RECORD_BYTES = 64
 
 
 @functools.cache
@@ -414,7 +414,8 @@ class _Messages:
         if self._message is None or not is_the_same_for_all(self._question):
             message = message_for(self._question, self._rows, shard, self._floors)
             self.size = len(message)
-            answers = (self._rows.stop - self._rows.start) * (8 * self._question.k + _RECORD_BYTES)
+            num_queries = self._rows.stop - self._rows.start
+            answers = 8 * num_queries * (self._question.k + RECORD_WORDS)
             self._is_large = max(self.size, answers) >= LARGE_BYTES
             check_connected()
             self._message = ray.put(message) if self._is_large else message

@@ -434,8 +434,8 @@ def _described(shard: Shard, replicas: list[Json]) -> Json:
 
 
 def _rounds_that_pay(num_queries: int, num_shards: int) -> int:
-    # Measured by benchmarks/shards.py, two million items in four shards that share two cores: a
-    # second round has shards score a third of the items, but each call costs a millisecond or two.
-    # A single query is 15 to 30 % slower in two rounds and 256 queries 40 %; from 1024 on two
-    # rounds seem to win by a tenth, within the noise. More than two score hardly fewer items.
+    # Measured by benchmarks/shards.py, 20 million items in four shards that share two cores: a
+    # second round has shards score half of the items, but each call costs a millisecond or two. A
+    # single query is a quarter slower in two rounds and 256 queries a third; 1024 queries are about
+    # as fast, and 4096 a tenth faster, within the noise. More than two score hardly fewer items.
     return 2 if num_queries >= _QUERIES_FOR_TWO_ROUNDS * num_shards else 1

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from recprune.cluster import use_own_token
+from recprune.serve.addresses import listen, url_of
 from recprune.serve.configuration import ServeSettings, WorkerJob
 from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.keys import read_keys
@@ -39,7 +40,6 @@ from recprune.system import allow_descriptors, can_fork
 from recprune.types import InputError, StorageError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-_BACKLOG = 2048
 _END_S = 15.0  # until workers that do not end are killed
 _MOST_PAUSE_S = 30.0  # between attempts to start a worker that cannot
 _OWN_DESCRIPTORS = 128  # of a worker, for all that is not a connection
@@ -64,7 +64,7 @@ def serve(settings: ServeSettings) -> None:
     os.environ[SHARED_FOLDER] = str(figures)
     try:
         _reserve(figures, settings.workers)
-        with _listen(settings) as listening:
+        with listen(settings.host, settings.port) as listening:
             if can_fork():
                 importlib.import_module("recprune.serve.processes.worker")
             _Supervisor(settings, listening).run()
@@ -95,21 +95,6 @@ def _within_descriptors(settings: ServeSettings) -> ServeSettings:
     log_problem("fewer connections", {"asked": limits.connections, "allowed": room, "files": most})
     fewer = limits.model_copy(update={"connections": room})
     return settings.model_copy(update={"limits": fewer})
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((settings.host, settings.port))
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-    except OSError as error:
-        listening.close()
-        where = f"{settings.host}, port {settings.port}"
-        raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
-    return listening
 
 
 class _Supervisor:
@@ -265,9 +250,7 @@ class _Supervisor:
             self._announce()
 
     def _announce(self) -> None:
-        host, port = self._address
-        shown = f"[{host}]" if ":" in host else host
-        print(f"serving on http://{shown}:{port}/", flush=True)  # noqa: T201
+        print(f"serving on {url_of(*self._address)}", flush=True)  # noqa: T201
         log("serving", {"version": self._reloads.version, "workers": self._settings.workers})
 
     def _beat(self) -> None:
