@@ -5,11 +5,13 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -17,6 +19,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -188,24 +191,56 @@ nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
                           items.release({num_blocks, kBlockItems}));
 }
 
-nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t threads) {
+nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items,
+                      const Vector<std::uint8_t>& padding, std::size_t threads) {
     using namespace recprune;
     const std::size_t num_items = codes.shape(0);
-    Output<std::uint32_t> offsets(kPairs * (kCells + 1));
-    const std::size_t num_keys = num_cell_keys(num_items);
-    Output<std::uint16_t> keys(kPairs * num_keys);
-    Output<Item> items(kPairs * num_items);
+    const std::size_t num_splits = codes.shape(1);
+    const std::size_t num_pairs = num_pairs_of(num_splits);
+    std::array<std::size_t, kMostPairs + 1> first_cell{};
+    for (std::size_t pair = 0; pair < num_pairs; ++pair)
+        first_cell[pair + 1] = first_cell[pair] + num_cells_of(pair, num_splits, num_sub_items) + 1;
+    Output<std::int64_t> pair_lines(num_pairs + 1);
+    Output<std::uint32_t> overflow(first_cell[num_pairs]);
+    auto of_pair = [&](auto& all, const auto& firsts, std::size_t pair) {
+        const auto first = static_cast<std::size_t>(firsts[pair]);
+        return all.span().subspan(first, static_cast<std::size_t>(firsts[pair + 1]) - first);
+    };
     {
         nb::gil_scoped_release unlocked;
-        run_in_parallel(kPairs, threads, [&](std::size_t pair) {
-            recprune::build_cells(as_span(codes), num_items, pair,
-                                  offsets.span().subspan(pair * (kCells + 1), kCells + 1),
-                                  keys.span().subspan(pair * num_keys, num_keys),
-                                  items.span().subspan(pair * num_items, num_items));
+        const std::span<std::int64_t> lines = pair_lines.span();
+        run_in_parallel(num_pairs, threads, [&](std::size_t pair) {
+            lines[pair + 1] = static_cast<std::int64_t>(
+                count_cell_lines(as_span(codes), num_items, num_splits, num_sub_items, pair,
+                                 of_pair(overflow, first_cell, pair)));
+        });
+        lines[0] = 0;
+        std::partial_sum(lines.begin(), lines.end(), lines.begin());
+    }
+    const auto num_lines = static_cast<std::size_t>(pair_lines.span().back());
+    const bool has_last_keys = num_pairs >= kPairsWithLastKeys;
+    Output<std::uint8_t> lines(num_lines * kLineBytes);
+    Output<std::uint32_t> starts(num_lines + num_pairs);
+    Output<std::uint16_t> last_keys(has_last_keys ? num_pairs * num_items : 0);
+    Output<Item> items(num_pairs * num_items);
+    {
+        nb::gil_scoped_release unlocked;
+        run_in_parallel(num_pairs, threads, [&](std::size_t pair) {
+            const auto first = static_cast<std::size_t>(pair_lines.span()[pair]);
+            const std::size_t count = static_cast<std::size_t>(pair_lines.span()[pair + 1]) - first;
+            fill_cell_lines(as_span(codes), num_items, num_splits, num_sub_items, pair,
+                            as_span(padding), of_pair(overflow, first_cell, pair),
+                            lines.span().subspan(first * kLineBytes, count * kLineBytes),
+                            starts.span().subspan(first + pair, count + 1),
+                            has_last_keys ? last_keys.span().subspan(pair * num_items, num_items)
+                                          : std::span<std::uint16_t>{},
+                            items.span().subspan(pair * num_items, num_items));
         });
     }
-    return nb::make_tuple(offsets.release({kPairs, kCells + 1}), keys.release({kPairs, num_keys}),
-                          items.release({kPairs, num_items}));
+    return nb::make_tuple(pair_lines.release({num_pairs + 1}), overflow.release({overflow.size}),
+                          lines.release({num_lines, kLineBytes}), starts.release({starts.size}),
+                          last_keys.release({has_last_keys ? num_pairs : 0, num_items}),
+                          items.release({num_pairs, num_items}));
 }
 
 template <class T>
@@ -354,13 +389,23 @@ class SearchIndex {
             .num_sub_items = view_.num_sub_items,
         };
     }
-    void set_cells(const Matrix<std::uint32_t>& offsets, Matrix<std::uint16_t> keys,
-                   Matrix<recprune::Item> items) {
-        cell_offsets_.emplace(as_span(offsets));
-        cell_keys_ = std::move(keys);
+    // Pre: the codes are set.
+    void set_cells(Vector<std::int64_t> pair_lines, const Vector<std::uint32_t>& overflow,
+                   Matrix<std::uint8_t> lines, Vector<std::uint32_t> starts,
+                   Matrix<std::uint16_t> last_keys, Matrix<recprune::Item> items) {
+        cell_pair_lines_ = std::move(pair_lines);
+        cell_overflow_.emplace(as_span(overflow));
+        cell_lines_ = std::move(lines);
+        cell_starts_ = std::move(starts);
+        cell_last_keys_ = std::move(last_keys);
         cell_items_ = std::move(items);
-        view_.cells = recprune::CellLayout{cell_offsets_->span(), as_span(cell_keys_),
-                                           as_span(cell_items_), view_.num_items};
+        view_.cells = recprune::cell_layout(
+            {as_span(cell_pair_lines_), cell_overflow_->span(), as_span(cell_lines_),
+             as_span(cell_starts_), as_span(cell_last_keys_), as_span(cell_items_)},
+            view_.num_items, view_.num_splits, view_.num_sub_items);
+        sub_item_shares_ = recprune::sub_item_shares(view_.codes, view_.num_items, view_.num_splits,
+                                                     view_.num_sub_items);
+        view_.sub_item_shares = sub_item_shares_;
     }
     void set_posting_lists(Matrix<std::int64_t> offsets, Matrix<std::int32_t> items) {
         posting_offsets_ = std::move(offsets);
@@ -373,6 +418,10 @@ class SearchIndex {
         view_.item_bias = as_span(item_bias_);
         view_.highest_bias = highest;
         view_.largest_bias = largest;
+        bias_sample_ = recprune::bias_sample(view_.item_bias);
+        bias_shares_.assign(bias_sample_.size(), 1.0f / static_cast<float>(bias_sample_.size()));
+        view_.bias_sample = bias_sample_;
+        view_.bias_shares = bias_shares_;
     }
 
     // Throws unless the arrays are such as an index is built of; their shapes are. For a folder
@@ -390,7 +439,10 @@ class SearchIndex {
         add_codes(view_.codes, view_.num_items, view_.num_splits, view_.cells.has_value(), sums,
                   threads, expected);
         ListCheck(*view_.lists, view_.codes, view_.num_items, sums).run(expected.all, threads);
-        if (view_.cells) CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
+        if (!view_.cells) return;
+        check_pair_lines(as_span(cell_pair_lines_), cell_lines_.shape(0), view_.num_splits,
+                         view_.num_sub_items);
+        CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
@@ -477,7 +529,7 @@ class SearchIndex {
     recprune::IndexView view_;
     // Every query reads these all over, and a file's pages are small: kept as copies.
     Output<float> transposed_;
-    std::optional<Output<std::uint32_t>> cell_offsets_;
+    std::optional<Output<std::uint32_t>> cell_overflow_;
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
     Matrix<std::uint8_t> gathered_codes_;
@@ -487,8 +539,14 @@ class SearchIndex {
     Vector<std::uint64_t> list_changes_;
     Cube<std::uint8_t> list_codes_;
     Matrix<recprune::Item> list_items_;
-    Matrix<std::uint16_t> cell_keys_;
+    Vector<std::int64_t> cell_pair_lines_;
+    Matrix<std::uint8_t> cell_lines_;
+    Vector<std::uint32_t> cell_starts_;
+    Matrix<std::uint16_t> cell_last_keys_;
     Matrix<recprune::Item> cell_items_;
+    std::vector<float> sub_item_shares_;
+    std::vector<float> bias_sample_;
+    std::vector<float> bias_shares_;
     Matrix<std::int64_t> posting_offsets_;
     Matrix<std::int32_t> posting_items_;
     Vector<float> item_bias_;
@@ -561,7 +619,9 @@ void add_sorting(nb::module_& module) {
 
 void add_building(nb::module_& module) {
     module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a, "threads"_a);
-    module.def("build_cells", &build_cells, "codes"_a.noconvert(), "threads"_a);
+    module.def("build_cells", &build_cells, "codes"_a.noconvert(), "num_sub_items"_a,
+               "padding"_a.noconvert(), "threads"_a);
+    module.def("has_cells", &recprune::has_cells, "num_items"_a, "num_splits"_a, "num_sub_items"_a);
     module.def("instruction_sets", [] {
         nb::list names;
         for (const auto& kernels : recprune::available_kernels()) names.append(kernels.name);
@@ -611,8 +671,9 @@ void add_index(nb::module_& module) {
         .def("set_lists", &SearchIndex::set_lists, "offsets"_a.noconvert(),
              "second_codes"_a.noconvert(), "bases"_a.noconvert(), "steps"_a.noconvert(),
              "codes"_a.noconvert(), "items"_a.noconvert())
-        .def("set_cells", &SearchIndex::set_cells, "offsets"_a.noconvert(), "keys"_a.noconvert(),
-             "items"_a.noconvert())
+        .def("set_cells", &SearchIndex::set_cells, "pair_lines"_a.noconvert(),
+             "overflow"_a.noconvert(), "lines"_a.noconvert(), "starts"_a.noconvert(),
+             "last_keys"_a.noconvert(), "items"_a.noconvert())
         .def("set_posting_lists", &SearchIndex::set_posting_lists, "offsets"_a.noconvert(),
              "items"_a.noconvert())
         .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,12 +15,20 @@ namespace recprune {
 
 constexpr std::size_t kWordBits = 64;  // items of a word of an allow mask
 
+inline std::size_t count_allowed(const std::uint64_t* allow, std::size_t num_items) {
+    std::size_t count = 0;
+    for (std::size_t word = 0; word * kWordBits < num_items; ++word)
+        count += static_cast<std::size_t>(std::popcount(allow[word]));
+    return count;
+}
+
 struct Query {
     const float* sub_item_scores;  // S, [num_splits][num_sub_items]
     std::size_t k;
     const ItemSet* excluded = nullptr;     // not to be returned, or null: nothing
     const ItemSet* boosted = nullptr;      // the same for an engine: these are scored without it
     const std::uint64_t* allow = nullptr;  // a bit per item, or null: all
+    std::size_t num_allowed = 0;           // how many these are
     const float* item_bias = nullptr;      // added to each item's score, or null
     float highest_bias = 0.0f;
 

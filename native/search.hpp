@@ -17,6 +17,7 @@
 
 #include "boosts.hpp"
 #include "bounds/deficits.hpp"
+#include "bounds/prediction.hpp"
 #include "cost_model.hpp"
 #include "engines/cells.hpp"
 #include "engines/pqtopk.hpp"
@@ -53,6 +54,9 @@ inline constexpr std::array kMethods = {
     NamedMethod{"auto", Method::automatic}, NamedMethod{"default", Method::dense},
 };
 
+// Of so many items that a query hides, one is taken to be among the best K. Found by trial.
+constexpr std::size_t kHiddenAmongBest = 4;
+
 // The parts of an index that are there; views over memory that the caller keeps alive.
 struct IndexView {
     std::size_t num_items = 0;
@@ -70,6 +74,12 @@ struct IndexView {
     std::span<const float> item_bias;  // empty: none
     float highest_bias = 0.0f;
     float largest_bias = 0.0f;  // in magnitude
+    // What a slack is predicted from, where there are cells: the share of the items that each
+    // sub-item has, [num_splits][num_sub_items], and biases, of which each stands for as many
+    // items.
+    std::span<const float> sub_item_shares;
+    std::span<const float> bias_sample;
+    std::span<const float> bias_shares;
 };
 
 struct Request {
@@ -99,11 +109,7 @@ static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
 // Whether `auto` scores the allowed items one by one.
 inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
-    if (!query.allow || index.codes.empty()) return false;
-    std::size_t count = 0;
-    for (std::size_t word = 0; word * kWordBits < index.num_items; ++word)
-        count += static_cast<std::size_t>(std::popcount(query.allow[word]));
-    return costs.few_are_allowed(count);
+    return query.allow && !index.codes.empty() && costs.few_are_allowed(query.num_allowed);
 }
 
 // The engine that `auto` begins with.
@@ -112,28 +118,38 @@ inline Method choose_method(const IndexView& index, const CostModel& costs) {
     return index.lists ? Method::scan : Method::pqtopk;
 }
 
+// How far the K-th best of the items that may be returned is below the best conceivable score,
+// about. Of those that may not, some are always among the best.
+inline double predicted_slack(const IndexView& index, const Query& query, const Kernels& kernels,
+                              const Deficits& deficits) {
+    std::array<DeficitPart, kMostCellSplits + 1> parts;
+    std::size_t count = 0;
+    for (; count < index.num_splits; ++count) {
+        const std::size_t first = count * index.num_sub_items;
+        parts[count] = {query.sub_item_scores + first, index.sub_item_shares.data() + first,
+                        index.num_sub_items, deficits.highest(count)};
+    }
+    if (query.item_bias)
+        parts[count++] = {index.bias_sample.data(), index.bias_shares.data(),
+                          index.bias_sample.size(), index.highest_bias};
+    const std::size_t among = query.allow ? query.num_allowed : index.num_items;
+    const double share = static_cast<double>(query.k + query.num_hidden() / kHiddenAmongBest) /
+                         static_cast<double>(std::max<std::size_t>(among, 1));
+    return SlackPrediction(kernels, std::span(parts).first(count)).within(share);
+}
+
 // By cells, or by a scan where these do not pay. Returns which it was.
 inline Method search_cells(const IndexView& index, const Query& query, const Request& request,
                            const Limits& limits, TopK& top, Stats& stats) {
     const Kernels& kernels = *request.kernels;
     const CostModel costs(kernels.costs, index.num_items, query.k);
     Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
-    ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
-    // Even if there is a threshold: a floor or boosted items may have set one of little use.
-    if (costs.lists_come_first() && lists.run(costs.first_lists())) return Method::scan;
+    const double slack = predicted_slack(index, query, kernels, deficits);
+    CellSearch search(*index.cells, index.codes.data(), kernels, query, limits, deficits, top,
+                      stats);
     const bool may_scan = request.method == Method::automatic;
-    const CellSettings settings = costs.cell_settings(may_scan);
-    // Where cells do not pay by far, which is usual for large K, that should cost little to find
-    // out. After a few lists, the tables are about those that cells would have.
-    const bool may_pay =
-        !may_scan || !std::isfinite(lists.slack()) ||
-        may_be_few_cells(deficits, kernels, lists.slack(), lists.scanned(), settings.most_cells);
-    if (may_pay) {
-        lists.settle();
-        CellSearch search(*index.cells, index.codes.data(), kernels, query, index.num_sub_items,
-                          limits, deficits, top, stats);
-        if (search.run(settings, lists.scanned())) return Method::cells;
-    }
+    if (search.run(costs.cell_settings(slack, may_scan))) return Method::cells;
+    ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
     lists.run(index.num_sub_items);
     return Method::scan;
 }
@@ -184,10 +200,12 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
     }
     switch (method) {
         case Method::cells:
-            return search_cells(index, query, request, limits, top, stats);
+            // A small catalogue has none.
+            if (index.cells) return search_cells(index, query, request, limits, top, stats);
+            [[fallthrough]];
         case Method::scan:
             search_lists(index, query, request, limits, top, stats);
-            break;
+            return Method::scan;
         case Method::recjpqprune:
             search_posting_lists(index, query, request, limits, top, stats);
             break;
@@ -205,6 +223,7 @@ struct Batch {
     const BatchExclusions* exclude = nullptr;  // null: nothing
     std::span<const std::uint64_t> allow;      // rows of bits, or empty: everything
     std::size_t allow_rows = 0;                // one for all queries, or one each
+    std::size_t num_allowed = 0;               // by the one for all
     std::span<const float> floors;             // [num_queries], or empty: none
     const BatchBoosts* boosts = nullptr;       // null: none
 };
@@ -289,6 +308,8 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
     if (batch.allow_rows > 0) {
         const std::size_t words = batch.allow.size() / batch.allow_rows;
         query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
+        query.num_allowed =
+            batch.allow_rows > 1 ? count_allowed(query.allow, index.num_items) : batch.num_allowed;
     }
     return query;
 }
@@ -372,8 +393,10 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
 }
 
 // Every query is answered whole by one thread, so nothing depends on their number.
-inline void search_batch(const IndexView& index, const Batch& batch, const Request& request,
+inline void search_batch(const IndexView& index, Batch batch, const Request& request,
                          std::size_t threads, const Answers& answers) {
+    if (batch.allow_rows == 1)
+        batch.num_allowed = count_allowed(batch.allow.data(), index.num_items);
     run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
         search_one(index, batch, request, number, answers);
     });

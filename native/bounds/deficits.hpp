@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,18 +18,6 @@ namespace recprune {
 
 // Units that the slack is mapped to: nearly all that a byte holds, and room for "more".
 constexpr int kTargetLimit = 250;
-
-// Takes the given sub-items out of the deficits of one split, and off the others what they all
-// share. Returns how much that is.
-inline int leave_out(std::span<std::uint8_t, kMaxNarrowSubItems> deficits,
-                     std::span<const std::uint16_t> done) {
-    for (std::uint16_t b : done) deficits[b] = kFullDeficit;
-    const std::uint8_t shared = *std::min_element(deficits.begin(), deficits.end());
-    for (std::uint8_t& deficit : deficits) {
-        if (deficit < kFullDeficit) deficit = static_cast<std::uint8_t>(deficit - shared);
-    }
-    return shared;
-}
 
 // An item's deficit is Σ_m (max_m − S[m, code_m]) ≥ 0. It can enter the top K only if that is at
 // most the slack: Σ_m max_m (+ highest bias) − θ, plus a margin for the rounding of float32 sums.
@@ -61,6 +48,8 @@ class Deficits {
         rounding_ = additions * kHalfUnit * kHigherOrders * magnitude + kSmallestFloat;
     }
 
+    // The best sub-item score of a split.
+    float highest(std::size_t split) const { return maxima_[split]; }
     // No score can be higher, whatever the rounding.
     double best_possible() const { return best_possible_ + rounding_; }
     // Sum over splits of the distance between best and worst: the largest deficit conceivable.
@@ -80,7 +69,6 @@ class Deficits {
 
     // Maps the given slack to `target` (and anything larger than 255 units to 255).
     void quantise(double slack, int target = kTargetLimit) {
-        shared_ = 0;
         units_ = slack > kLeastSlack ? target / slack : kMostUnits;
         const double scale = units_ * (1.0 - kScaleMargin);
         for (std::size_t split = 0; split < num_splits_; ++split) {
@@ -89,29 +77,19 @@ class Deficits {
         }
     }
 
-    // Takes the given sub-items of the first split, whose items are done with, out of the search,
-    // and with them the smallest deficit that all others share: limits are lowered by it. Lasts
-    // until the next quantise().
-    void leave_out(std::span<const std::uint16_t> done) {
-        shared_ = recprune::leave_out(std::span(quantised_).first<kMaxNarrowSubItems>(), done);
-    }
-
     // The largest sum of quantised deficits that an item within this slack can have.
     int limit(double slack) const {
         if (slack < 0.0) return -1;
         const double units = slack * units_;
-        return (units < kBeyondAllSums ? static_cast<int>(units) : kBeyondAllSums) - shared_;
+        return units < kBeyondAllSums ? static_cast<int>(units) : kBeyondAllSums;
     }
 
-    // An item with this sum of quantised deficits, none of them full and nothing left out, has a
-    // real one of at most so many units.
+    // An item with this sum of quantised deficits, none of them full, has a real one of at most so
+    // many units.
     int most_units(int sum) const { return sum + static_cast<int>(num_splits_); }
 
     // Units of deficit in one unit of score.
     double units() const { return units_; }
-
-    // The slack that a limit stands for: items beyond the limit have a larger deficit.
-    double slack_of(int limit) const { return (limit + shared_ + 1) / units_; }
 
     // 256 deficits for each split, one split after the other.
     const std::uint8_t* of_split(std::size_t split) const {
@@ -165,7 +143,6 @@ class Deficits {
     double range_ = 0.0;
     double rounding_ = 0.0;
     double units_ = 1.0;
-    int shared_ = 0;
 };
 
 }  // namespace recprune

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/bodies.hpp"
 #include "kernels/kernels.hpp"
@@ -22,10 +23,9 @@ namespace {
 
 // What a register holds.
 constexpr std::size_t kBytes = 64;
-constexpr std::size_t kKeys = 32;
 constexpr std::size_t kFloats = 16;
 constexpr std::size_t kDoubles = 8;
-static_assert(kBytes == kBlockItems && kKeys == kGroupItems);
+static_assert(kBytes == kBlockItems && kBytes == kLineBytes);
 
 struct Table {
     __m512i quarters[4];
@@ -89,21 +89,6 @@ RECPRUNE_AVX512 void quantise_avx512(const float* scores, std::size_t count, dou
         const __m256i whole = _mm512_cvttpd_epi32(_mm512_min_pd(units, full));
         _mm256_mask_cvtepi32_storeu_epi8(out + b, lanes, whole);
     }
-}
-
-// All sums stay in registers.
-RECPRUNE_AVX512 void convolve_avx512(const float* first, const float* second, float* sums) {
-    constexpr std::size_t kVectors = kDepth / kFloats;
-    __m512 totals[kVectors];
-    for (auto& total : totals) total = _mm512_setzero_ps();
-    for (std::size_t q = 0; q < kDepth; ++q) {
-        const __m512 factor = _mm512_set1_ps(first[q]);
-        for (std::size_t v = 0; v < kVectors; ++v) {
-            const __m512 shifted = _mm512_loadu_ps(second + kFloats * v - q);
-            totals[v] = _mm512_add_ps(totals[v], _mm512_mul_ps(factor, shifted));
-        }
-    }
-    for (std::size_t v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + kFloats * v, totals[v]);
 }
 
 RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t count,
@@ -251,108 +236,116 @@ RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limi
     return found;
 }
 
-RECPRUNE_AVX512 void count_buckets_avx512(const std::uint8_t* deficits, float* counts) {
-    const Table table = load_table(deficits);
-    int before = 0;
-    for (std::size_t x = 0; x < kBuckets; ++x) {
-        const __m512i end = _mm512_set1_epi8(static_cast<char>((x + 1) * kBucketUnits));
-        int below = 0;
-        for (const __m512i quarter : table.quarters)
-            below += __builtin_popcountll(_mm512_cmplt_epu8_mask(quarter, end));
-        counts[x] = static_cast<float>(below - before);
-        before = below;
-    }
+RECPRUNE_AVX512 void tilt_avx512(const float* values, const float* weights, std::size_t count,
+                                 float highest, float tilt, float* sums) {
+    tilt_body(values, weights, count, highest, tilt, sums);
 }
 
-// The deficits of 32 keys: 16-bit sums of the two bytes' look-ups.
-RECPRUNE_AVX512 inline __m512i look_up_keys(const Table& low, const Table& high, __m512i keys) {
-    constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
-    const __m512i deficits = _mm512_mask_blend_epi8(kOdd, look_up(low, keys), look_up(high, keys));
-    return _mm512_maddubs_epi16(deficits, _mm512_set1_epi8(1));
-}
-
-// A place says where an item is in its group, in its lower bits, and in the others, what both_limit
-// leaves to the last key.
-constexpr int kLaneBits = 5;
-static_assert(1 << kLaneBits == kGroupItems);
-
-// Items that their next keys let through. There is room for a whole register behind the last.
-struct PackedItems {
-    static constexpr std::size_t kRoom = kBatchItems + kGroupItems;
-    std::uint32_t groups[kRoom];  // where the group of an item begins
-    std::uint16_t last_keys[kRoom];
-    std::uint16_t places[kRoom];
+// Four lines, turned so that each register has the codes of one split.
+struct FourLines {
+    __m512i codes[4];
 };
 
-// Holds the items of all parts against their next keys and packs those that pass, without a branch
-// that could be mispredicted; returns how many.
-RECPRUNE_AVX512 RECPRUNE_BODY std::size_t pack_items(const CellPart* parts, std::size_t count,
-                                                     const std::uint16_t* keys,
-                                                     const std::uint8_t* const* tables,
-                                                     PackedItems& items) {
-    alignas(kBytes) static constexpr std::array<std::uint16_t, kKeys> kLanes = [] {
-        std::array<std::uint16_t, kKeys> lanes{};
-        for (std::uint16_t lane = 0; lane < kKeys; ++lane) lanes[lane] = lane;
-        return lanes;
-    }();
-    const __m512i lanes = _mm512_load_si512(kLanes.data());
-    const Table low = load_table(tables[0]);
-    const Table high = load_table(tables[1]);
-    std::size_t packed = 0;
-    for (std::size_t part = 0; part < count; ++part) {
-        const auto [start, length, next_limit, both_limit] = parts[part];
-        const __m512i limits = _mm512_set1_epi16(next_limit);
-        const __m512i whole = _mm512_or_si512(
-            _mm512_set1_epi16(static_cast<std::int16_t>(both_limit << kLaneBits)), lanes);
-        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
-            const std::uint32_t size = group_size(length - group);
-            const std::uint16_t* next_keys = keys + 2 * std::size_t{start + group};
-            const __m512i next = look_up_keys(low, high, _mm512_loadu_si512(next_keys));
-            const auto inside = static_cast<__mmask32>((std::uint64_t{1} << size) - 1);
-            const __mmask32 passing = _mm512_mask_cmple_epi16_mask(inside, next, limits);
-            const __m512i left = _mm512_sub_epi16(whole, _mm512_slli_epi16(next, kLaneBits));
-            const __m512i last_keys = _mm512_loadu_si512(next_keys + size);
-            _mm512_storeu_si512(items.last_keys + packed,
-                                _mm512_maskz_compress_epi16(passing, last_keys));
-            _mm512_storeu_si512(items.places + packed, _mm512_maskz_compress_epi16(passing, left));
-            const __m512i first = _mm512_set1_epi32(static_cast<int>(start + group));
-            _mm512_storeu_si512(items.groups + packed, first);
-            _mm512_storeu_si512(items.groups + packed + kFloats, first);
-            packed += static_cast<std::size_t>(__builtin_popcount(passing));
-        }
-    }
-    return packed;
+RECPRUNE_AVX512 inline FourLines load_four_lines(const std::uint8_t* lines,
+                                                 const std::uint32_t* numbers) {
+    __m512i whole[4];
+    for (std::size_t at = 0; at < 4; ++at)
+        whole[at] = _mm512_loadu_si512(lines + std::size_t{numbers[at]} * kLineBytes);
+    const __m512i near01 = _mm512_shuffle_i64x2(whole[0], whole[1], 0x44);
+    const __m512i near23 = _mm512_shuffle_i64x2(whole[2], whole[3], 0x44);
+    const __m512i far01 = _mm512_shuffle_i64x2(whole[0], whole[1], 0xEE);
+    const __m512i far23 = _mm512_shuffle_i64x2(whole[2], whole[3], 0xEE);
+    return {{_mm512_shuffle_i64x2(near01, near23, 0x88), _mm512_shuffle_i64x2(near01, near23, 0xDD),
+             _mm512_shuffle_i64x2(far01, far23, 0x88), _mm512_shuffle_i64x2(far01, far23, 0xDD)}};
 }
 
-// Holds packed items against their last keys, in full vectors; returns how many pass.
-RECPRUNE_AVX512 RECPRUNE_BODY std::size_t filter_packed(const PackedItems& items,
-                                                        std::size_t packed,
-                                                        const std::uint8_t* const* tables,
-                                                        std::uint32_t* survivors) {
-    constexpr std::uint16_t kLane = (1u << kLaneBits) - 1u;
-    const Table low = load_table(tables[2]);
-    const Table high = load_table(tables[3]);
+// A limit that may be more than a byte holds.
+class ByteLimit {
+  public:
+    RECPRUNE_AVX512 explicit ByteLimit(int limit)
+        : bytes_(_mm512_set1_epi8(static_cast<char>(std::min(limit, kFullDeficit)))),
+          beyond_(_mm512_set1_epi8(
+              static_cast<char>(std::clamp(limit - kFullDeficit, 0, kFullDeficit)))) {}
+
+    // What a deficit leaves of it, at most 255.
+    RECPRUNE_AVX512 __m512i less(__m512i deficits) const {
+        return _mm512_subs_epu8(bytes_, _mm512_subs_epu8(deficits, beyond_));
+    }
+
+  private:
+    __m512i bytes_;
+    __m512i beyond_;
+};
+
+// Four lines at a time, without a branch that could be mispredicted but for one: whether more than
+// 16 items of four lines pass, which is rare.
+RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const LineBatch& batch,
+                                                const std::uint8_t* const* tables, int two,
+                                                int three, std::uint32_t* survivors) {
+    constexpr std::size_t kLines = kBytes / kLineItems;
+    alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kLine = [] {
+        std::array<std::uint8_t, kBytes> line{};
+        for (std::size_t lane = 0; lane < kBytes; ++lane)
+            line[lane] = static_cast<std::uint8_t>(lane / kLineItems);
+        return line;
+    }();
+    alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kCounting = [] {
+        std::array<std::uint8_t, kBytes> counting{};
+        for (std::size_t b = 0; b < kBytes; ++b) counting[b] = static_cast<std::uint8_t>(b);
+        return counting;
+    }();
+    const __m512i line_of_lane = _mm512_load_si512(kLine.data());
+    const __m512i lanes = _mm512_load_si512(kCounting.data());
+    const ByteLimit near_limit(two);
+    const ByteLimit far_limit(three);
+    const Table near_low = load_table(tables[0]);
+    const Table near_high = load_table(tables[1]);
+    const Table far_low = load_table(tables[2]);
+    const Table far_high = load_table(tables[3]);
     std::size_t found = 0;
-    for (std::size_t place = 0; place < packed; place += kKeys) {
-        const __m512i last = look_up_keys(low, high, _mm512_loadu_si512(items.last_keys + place));
-        const __m512i left = _mm512_srli_epi16(_mm512_loadu_si512(items.places + place), kLaneBits);
-        std::uint32_t passing = _mm512_cmple_epi16_mask(last, left);
-        if (packed - place < kKeys) passing &= (1u << (packed - place)) - 1u;
-        for (; passing; passing &= passing - 1) {
-            const std::size_t at = place + static_cast<std::size_t>(__builtin_ctz(passing));
-            survivors[found++] = items.groups[at] + (items.places[at] & kLane);
+    for (std::size_t at = batch.begin; at < batch.end; at += kLines) {
+        for (std::size_t line = 0; line < kLines; ++line)
+            prefetch_line(lines, batch, at + kLinesAhead + line);
+        const std::size_t left = batch.end - at;
+        std::uint32_t numbers[kLines];
+        std::uint32_t deficits = 0;
+        __mmask64 there = ~__mmask64{0};
+        if (left >= kLines) {
+            std::memcpy(numbers, batch.lines + at, sizeof numbers);
+            std::memcpy(&deficits, batch.deficits + at, sizeof deficits);
+        } else {
+            for (std::size_t line = 0; line < kLines; ++line)
+                numbers[line] = batch.lines[at + std::min(line, left - 1)];
+            std::memcpy(&deficits, batch.deficits + at, left);
+            there = (__mmask64{1} << left * kLineItems) - 1;
         }
+        const FourLines four = load_four_lines(lines, numbers);
+        const __m512i own =
+            _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(deficits)), line_of_lane);
+        const __m512i near =
+            _mm512_adds_epu8(look_up(near_low, four.codes[0]), look_up(near_high, four.codes[1]));
+        const __m512i far =
+            _mm512_adds_epu8(look_up(far_low, four.codes[2]), look_up(far_high, four.codes[3]));
+        const __mmask64 near_passing =
+            _mm512_mask_cmple_epu8_mask(there, near, near_limit.less(own));
+        const __mmask64 passing = _mm512_mask_cmple_epu8_mask(
+            near_passing, _mm512_adds_epu8(near, far), far_limit.less(own));
+        const __m512i first = _mm512_set1_epi32(static_cast<int>(at * kLineItems));
+        const __m512i packed = _mm512_maskz_compress_epi8(passing, lanes);
+        const auto count = static_cast<std::size_t>(__builtin_popcountll(passing));
+        _mm512_storeu_si512(
+            survivors + found,
+            _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(packed))));
+        if (count > kFloats) {
+            alignas(kBytes) std::uint8_t places[kBytes];
+            _mm512_store_si512(places, packed);
+            for (std::size_t place = kFloats; place < count; ++place)
+                survivors[found + place] =
+                    static_cast<std::uint32_t>(at * kLineItems + places[place]);
+        }
+        found += count;
     }
     return found;
-}
-
-RECPRUNE_AVX512 std::size_t filter_cells_avx512(const CellPart* parts, std::size_t count,
-                                                const std::uint16_t* keys,
-                                                const std::uint8_t* const* tables,
-                                                const std::uint8_t*, std::uint32_t* survivors) {
-    PackedItems items;
-    const std::size_t packed = pack_items(parts, count, keys, tables, items);
-    return filter_packed(items, packed, tables, survivors);
 }
 
 }  // namespace
@@ -360,22 +353,15 @@ RECPRUNE_AVX512 std::size_t filter_cells_avx512(const CellPart* parts, std::size
 Kernels avx512_kernels() {
     return {
         .name = "avx512",
-        // A scan streams two to six bytes an item; a cell is two or three cache misses.
-        .costs = {.scanned_item = 0.24,
-                  .cell = 35.0,
-                  .cell_item = 0.3,
-                  .found_item = 200.0,
-                  .lists_are_cheap = true},
+        .costs = {.scanned_item = 0.24, .line = 7.0, .cells = 12000.0, .found_item = 200.0},
         .sub_item_scores = sub_item_scores_avx512,
         .quantise = quantise_avx512,
         .look_up = look_up_avx512,
         .find_blocks = find_blocks_avx512,
         .filter_blocks = filter_blocks_avx512,
-        .filter_cells = filter_cells_avx512,
-        .fill_pairs = nullptr,
+        .filter_lines = filter_lines_avx512,
         .select = select_avx512,
-        .count_buckets = count_buckets_avx512,
-        .convolve = convolve_avx512,
+        .tilt = tilt_avx512,
     };
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/kernels.hpp"
 
@@ -56,23 +57,61 @@ RECPRUNE_BODY void quantise_body(const float* scores, std::size_t count, double 
     }
 }
 
-RECPRUNE_BODY void convolve_body(const float* first, const float* second, float* sums) {
-    for (std::size_t x = 0; x < kDepth; ++x) sums[x] = 0.0f;
-    for (std::size_t q = 0; q < kDepth; ++q) {
-        if (first[q] == 0.0f) continue;
-        for (std::size_t x = q; x < kDepth; ++x) sums[x] += first[q] * second[x - q];
+// Sixteen numbers side by side, in as many registers as the instruction set needs for them.
+using Floats [[gnu::vector_size(64)]] = float;
+using Integers [[gnu::vector_size(64)]] = std::int32_t;
+
+// e^x for x ≤ 0, to about a thousandth: 2^whole by its bits, times a polynomial.
+RECPRUNE_BODY void about_exp(Floats& x) {
+    constexpr float kLog2E = 1.44269504f;
+    constexpr float kLowest = -120.0f;
+    x *= kLog2E;
+    x = x > kLowest ? x : kLowest - Floats{};
+    const Integers whole = __builtin_convertvector(x, Integers);  // towards zero
+    const Floats rest = x - __builtin_convertvector(whole, Floats);
+    const Integers power = (whole + 127) << 23;
+    x = (1.0f + rest * (0.69290f + rest * (0.23840f + rest * 0.04560f))) * (Floats)power;
+}
+
+RECPRUNE_BODY void tilt_body(const float* values, const float* weights, std::size_t count,
+                             float highest, float tilt, float* sums) {
+    constexpr std::size_t kLanes = sizeof(Floats) / sizeof(float);
+    Floats totals[3] = {};
+    for (std::size_t first = 0; first < count; first += kLanes) {
+        Floats deficits = highest - Floats{};
+        Floats shares = {};  // where fewer are left, the last ones count for nothing
+        const std::size_t left = count - first < kLanes ? count - first : kLanes;
+        if (left == kLanes) {
+            std::memcpy(&deficits, values + first, sizeof deficits);
+            std::memcpy(&shares, weights + first, sizeof shares);
+        } else {
+            std::memcpy(&deficits, values + first, left * sizeof(float));
+            std::memcpy(&shares, weights + first, left * sizeof(float));
+        }
+        deficits = highest - deficits;
+        Floats factors = deficits * -tilt;
+        about_exp(factors);
+        shares *= factors;
+        totals[0] += shares;
+        totals[1] += shares * deficits;
+        totals[2] += shares * deficits * deficits;
     }
+    for (std::size_t power = 0; power < 3; ++power) {
+        sums[power] = 0.0f;
+        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[power] += totals[power][lane];
+    }
+}
+
+RECPRUNE_BODY void prefetch_line(const std::uint8_t* lines, const LineBatch& batch,
+                                 std::size_t at) {
+    // Into the second cache: the first has too few misses at a time.
+    if (at < batch.count)
+        __builtin_prefetch(lines + std::size_t{batch.lines[at]} * kLineBytes, 0, 2);
 }
 
 RECPRUNE_BODY void prefetch_rows(const CodeRow* rows, std::size_t count, std::size_t block) {
     for (std::size_t row = 0; row < count; ++row)
         __builtin_prefetch(rows[row].codes + block * kBlockItems);
-}
-
-// Items of a cell's next group, if so many are left.
-RECPRUNE_BODY std::uint32_t group_size(std::uint32_t left) {
-    constexpr auto kFull = static_cast<std::uint32_t>(kGroupItems);
-    return left < kFull ? left : kFull;
 }
 
 }  // namespace

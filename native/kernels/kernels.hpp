@@ -43,43 +43,32 @@ struct FilterRows {
     std::size_t count;
 };
 
-// Cells of a pair of splits: the combinations of two codes of one byte.
-constexpr std::size_t kCells = kMaxNarrowSubItems * kMaxNarrowSubItems;
-// Items of a cell whose keys lie side by side: keys of two bytes that fill one register of AVX-512.
-// Part of the saved format.
-constexpr std::size_t kGroupItems = 32;
-// Items of the longest part of a cell that is filtered at once: few enough that a batch has room
-// for several. Found by trial.
-constexpr std::size_t kPartItems = 256;
-// Items that are filtered at once: as many keys as can be on their way from memory. Found by trial;
-// benchmarks/search.py shows its effect.
-constexpr std::size_t kBatchItems = 1024;
-// Units of deficit up to which the cells of a pair are counted: half of what a limit may be. What
-// would go deeper is scanned.
-constexpr std::size_t kDepth = 128;
-// Buckets of deficits, for a quick estimate of the same: few enough that it costs next to nothing.
-constexpr std::size_t kBuckets = 16;
-constexpr std::size_t kBucketUnits = kDepth / kBuckets;
-// Bytes of two tables with an entry for every cell, and of what a gather reads beyond the last.
-constexpr std::size_t kPairTableBytes = 2 * kCells + sizeof(std::uint32_t);
+// Items of a line of the cell layout, of which it has four codes each: one cache line, and one
+// register of AVX-512. Part of the saved format.
+constexpr std::size_t kLineItems = 16;
+constexpr std::size_t kLineBytes = 4 * kLineItems;
+// Places behind the survivors of a filter, which writes whole registers.
+constexpr std::size_t kSurvivorRoom = 64;
+// Lines that are prefetched ahead of the one that is filtered: as many as can be on their way from
+// memory. Found by trial.
+constexpr std::size_t kLinesAhead = 112;
 
-// A stretch of one cell. Items in it pass if the deficits of the next pair, and of the next two
-// pairs together, are within these limits.
-struct CellPart {
-    std::uint32_t start;
-    std::uint32_t length;  // at most kPartItems
-    std::int16_t next_limit;
-    std::int16_t both_limit;
+// Lines to be filtered: those at [begin, end). The next ones, up to `count`, are prefetched.
+struct LineBatch {
+    const std::uint32_t* lines;
+    const std::uint8_t* deficits;  // of their cells
+    std::size_t begin;
+    std::size_t end;
+    std::size_t count;
 };
 
 // What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
 // effect, and no result hangs on it.
 struct Costs {
-    double scanned_item;   // nanoseconds for an item of a scan
-    double cell;           // nanoseconds for a cell, however many items it has
-    double cell_item;      // nanoseconds for an item of a cell
-    double found_item;     // nanoseconds that a wanted item costs more if it is found by cells
-    bool lists_are_cheap;  // to be scanned for a first threshold, where a few cells would also do
+    double scanned_item;  // nanoseconds for an item of a scan
+    double line;          // nanoseconds for a line of cells
+    double cells;         // nanoseconds for a search by cells, however few lines it visits
+    double found_item;    // nanoseconds that a wanted item costs more if it is found by cells
 };
 
 struct Kernels {
@@ -114,29 +103,24 @@ struct Kernels {
                                  std::size_t num_blocks, std::uint8_t* sums, int limit,
                                  std::uint64_t* items);
 
-    // Writes the positions of the items that pass to `survivors` and returns how many; there is
-    // room for one more than the parts, together at most kBatchItems, have items. Parts begin with
-    // a group. A key is two codes; `tables` has 256 deficits for each of the four splits: those of
-    // the next keys, then those of the last keys. `pairs` are the tables of fill_pairs, if it is
-    // there, for next and for last keys: kPairTableBytes. Reads up to 31 keys past a part's end.
-    std::size_t (*filter_cells)(const CellPart* parts, std::size_t count, const std::uint16_t* keys,
-                                const std::uint8_t* const* tables, const std::uint8_t* pairs,
+    // Finds the items of lines whose deficits in the near splits add up to at most `two` less the
+    // deficit of the line's cell, and those in the near and far splits to at most `three` less
+    // that. A line has 16 codes for each of four splits, near ones first; `tables` has 256 deficits
+    // for each of these; limits are at most 254. Writes 16 · (where its line is in the batch) +
+    // (its place in the line) for each, ascending; returns how many. There is room for
+    // kSurvivorRoom more than all lines have items.
+    std::size_t (*filter_lines)(const std::uint8_t* lines, const LineBatch& batch,
+                                const std::uint8_t* const* tables, int two, int three,
                                 std::uint32_t* survivors);
-
-    // sums[a | b << 8] = low[a] + high[b], saturated at 255. Null if filter_cells looks the codes
-    // of a key up one by one.
-    void (*fill_pairs)(const std::uint8_t* low, const std::uint8_t* high, std::uint8_t* sums);
 
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for kSelectRoom.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
 
-    // counts[x] = how many of 256 deficits are in bucket x.
-    void (*count_buckets)(const std::uint8_t* deficits, float* counts);
-
-    // sums[x] = Σ_q first[q] · second[x − q] for x < kDepth: whole numbers below 2²⁴, so exact in
-    // any order. How many cells of a pair have the deficit x. Before `second` stand kDepth zeros.
-    void (*convolve)(const float* first, const float* second, float* sums);
+    // sums[i] = Σ_b weights[b] · d_b^i · e^(−tilt · d_b) for i = 0, 1, 2 and d_b = highest −
+    // values[b], about: no result hangs on it.
+    void (*tilt)(const float* values, const float* weights, std::size_t count, float highest,
+                 float tilt, float* sums);
 };
 
 // The kernels that run anywhere. Other tables borrow what they do not have faster.

@@ -90,35 +90,27 @@ std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::
     return kept;
 }
 
-std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
-                                  const std::uint16_t* keys, const std::uint8_t* const*,
-                                  const std::uint8_t* pairs, std::uint32_t* survivors) {
+std::size_t filter_lines_portable(const std::uint8_t* lines, const LineBatch& batch,
+                                  const std::uint8_t* const* tables, int two, int three,
+                                  std::uint32_t* survivors) {
+    const std::uint8_t* const near[] = {tables[0], tables[1]};
+    const std::uint8_t* const far[] = {tables[2], tables[3]};
     std::size_t found = 0;
-    for (std::size_t part = 0; part < count; ++part) {
-        const auto [start, length, next_limit, both_limit] = parts[part];
-        for (std::uint32_t group = 0; group < length; group += kGroupItems) {
-            const std::uint32_t size = group_size(length - group);
-            const std::uint16_t* next_keys = keys + 2 * std::size_t{start + group};
-            for (std::uint32_t lane = 0; lane < size; ++lane) {
-                const int next = pairs[next_keys[lane]];
-                const int both = next + pairs[kCells + next_keys[size + lane]];
-                // Written always, counted only if it passes: no branch to mispredict.
-                survivors[found] = start + group + lane;
-                found += static_cast<std::size_t>((next <= next_limit) & (both <= both_limit));
-            }
+    for (std::size_t at = batch.begin; at < batch.end; ++at) {
+        prefetch_line(lines, batch, at + kLinesAhead);
+        const std::uint8_t* line = lines + std::size_t{batch.lines[at]} * kLineBytes;
+        const int near_limit = two - batch.deficits[at];
+        const int far_limit = three - batch.deficits[at];
+        for (std::size_t place = 0; place < kLineItems; ++place) {
+            const int sum = near[0][line[place]] + near[1][line[kLineItems + place]];
+            const int both =
+                sum + far[0][line[2 * kLineItems + place]] + far[1][line[3 * kLineItems + place]];
+            // Written always, counted only if it passes: no branch to mispredict.
+            survivors[found] = static_cast<std::uint32_t>(at * kLineItems + place);
+            found += static_cast<std::size_t>((sum <= near_limit) & (both <= far_limit));
         }
     }
     return found;
-}
-
-void fill_pairs_portable(const std::uint8_t* low, const std::uint8_t* high, std::uint8_t* sums) {
-    constexpr std::uint8_t kFull = kFullDeficit;
-    for (std::size_t b = 0; b < kMaxNarrowSubItems; ++b) {
-        for (std::size_t a = 0; a < kMaxNarrowSubItems; ++a) {
-            const auto sum = static_cast<std::uint8_t>(low[a] + high[b]);
-            sums[a | b << 8] = sum < low[a] ? kFull : sum;
-        }
-    }
 }
 
 std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_t* selected) {
@@ -130,15 +122,9 @@ std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_
     return found;
 }
 
-void count_buckets_portable(const std::uint8_t* deficits, float* counts) {
-    for (std::size_t x = 0; x < kBuckets; ++x) counts[x] = 0.0f;
-    for (std::size_t b = 0; b < kMaxNarrowSubItems; ++b) {
-        if (deficits[b] < kDepth) ++counts[deficits[b] / kBucketUnits];
-    }
-}
-
-void convolve_portable(const float* first, const float* second, float* sums) {
-    convolve_body(first, second, sums);
+void tilt_portable(const float* values, const float* weights, std::size_t count, float highest,
+                   float tilt, float* sums) {
+    tilt_body(values, weights, count, highest, tilt, sums);
 }
 
 }  // namespace
@@ -146,22 +132,16 @@ void convolve_portable(const float* first, const float* second, float* sums) {
 Kernels portable_kernels() {
     return {
         .name = "portable",
-        // Look-ups, one after the other, are what both a scan and a cell mostly wait for.
-        .costs = {.scanned_item = 2.2,
-                  .cell = 80.0,
-                  .cell_item = 1.5,
-                  .found_item = 200.0,
-                  .lists_are_cheap = false},
+        // Look-ups, one after the other, are what both a scan and a line mostly wait for.
+        .costs = {.scanned_item = 2.2, .line = 25.0, .cells = 30000.0, .found_item = 200.0},
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,
         .find_blocks = find_blocks_portable,
         .filter_blocks = filter_blocks_portable,
-        .filter_cells = filter_cells_portable,
-        .fill_pairs = fill_pairs_portable,
+        .filter_lines = filter_lines_portable,
         .select = select_portable,
-        .count_buckets = count_buckets_portable,
-        .convolve = convolve_portable,
+        .tilt = tilt_portable,
     };
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,89 +13,199 @@
 
 namespace recprune {
 
-// The ring of pairs: what the search by cells is made for, as the paper's codes have eight splits.
-constexpr std::size_t kPairs = 4;
-constexpr std::size_t kCellSplits = 2 * kPairs;
-// Keys behind those of a pair: kernels read whole vectors. Part of the saved format.
-constexpr std::size_t kKeyPadding = 32;
+// Splits that cells are made for: a ring of fewer than two pairs is none, and each pair has tables
+// of its own.
+constexpr std::size_t kFewestCellSplits = 4;
+constexpr std::size_t kMostCellSplits = 64;
+constexpr std::size_t kMostPairs = kMostCellSplits / 2;
+// Pairs from which on a pair has last keys: with fewer, a line has the codes of all others.
+constexpr std::size_t kPairsWithLastKeys = 4;
+// Cells for each item, at most: where there are more, nearly all are empty, and a scan is faster.
+constexpr std::size_t kMostCellsPerItem = 4;
 
-// Keys of a pair: two for every item.
-constexpr std::size_t num_cell_keys(std::size_t num_items) { return 2 * num_items + kKeyPadding; }
+constexpr std::size_t num_pairs_of(std::size_t num_splits) { return (num_splits + 1) / 2; }
 
-// Eight splits as a ring of four pairs, and for each pair the items sorted by cell, that is by
-// their sub-item ids in those two splits. Of every item there are the keys of the next two pairs. A
-// cell is cut into groups of kGroupItems items (the last may be smaller): first the next keys of a
-// group, of the next pair, then its last keys, of the pair after it. One vector of next keys
-// rejects nearly all items of its group. Views: the memory belongs to NumPy.
-struct CellLayout {
-    std::span<const std::uint32_t> cell_offsets;  // [kPairs][kCells + 1]
-    std::span<const std::uint16_t> keys;          // [kPairs][num_cell_keys]
-    std::span<const Item> items;                  // [kPairs][num_items]
-    std::size_t num_items;
+// The cells of a pair: combinations of its two sub-item ids. An odd number of splits leaves the
+// last one alone, whose second code is then always 0.
+constexpr std::size_t num_cells_of(std::size_t pair, std::size_t num_splits,
+                                   std::size_t num_sub_items) {
+    return 2 * pair + 1 < num_splits ? num_sub_items * num_sub_items : num_sub_items;
+}
 
-    const std::uint32_t* offsets_of(std::size_t pair) const {
-        return cell_offsets.data() + pair * (kCells + 1);
+// Whether an index of this size has cells.
+constexpr bool has_cells(std::size_t num_items, std::size_t num_splits, std::size_t num_sub_items) {
+    return num_splits >= kFewestCellSplits && num_splits <= kMostCellSplits &&
+           num_sub_items <= kMaxNarrowSubItems &&
+           num_items * kMostCellsPerItem >= num_sub_items * num_sub_items;
+}
+
+// The code of an item in a split, 0 where there is no such split.
+inline std::uint8_t code_or_zero(const std::uint8_t* code, std::size_t split,
+                                 std::size_t num_splits) {
+    return split < num_splits ? code[split] : std::uint8_t{0};
+}
+
+// One pair of the ring: its items by cell, in lines of 16. Every cell has a line of its own, found
+// by nothing but its number; what does not fit goes on in overflow lines, which come after those of
+// all cells. A line has its items' codes of the next pair and of the one after it (near and far):
+// 16 codes of each of these four splits. Places beyond the items of a line hold any codes.
+struct CellPair {
+    const std::uint8_t* lines;         // [num_lines][64]
+    const std::uint32_t* starts;       // [num_lines + 1]: the first position of each line
+    const std::uint32_t* overflow;     // [num_cells + 1]: the first overflow line of each cell
+    const std::uint16_t* last_keys;    // [num_items], by position: the pair after far; or null
+    const Item* items;                 // [num_items], by position
+    const std::uint64_t* overflowing;  // a bit for each cell: whether it has overflow lines
+    std::size_t num_cells;
+    std::size_t num_lines;
+    std::size_t second_codes;  // that its cells have: cell = first · second_codes + second
+
+    double lines_per_cell() const {
+        return static_cast<double>(num_lines) / static_cast<double>(num_cells);
     }
-    const std::uint16_t* keys_of(std::size_t pair) const {
-        return keys.data() + pair * num_cell_keys(num_items);
-    }
-    const Item* items_of(std::size_t pair) const { return items.data() + pair * num_items; }
 };
+
+// Splits as a ring of pairs, and all items for each pair. Views: the memory belongs to NumPy, but
+// for the bits.
+struct CellLayout {
+    std::size_t num_items = 0;
+    std::size_t num_splits = 0;
+    std::size_t num_sub_items = 0;
+    std::vector<CellPair> pairs;
+    std::vector<std::uint64_t> bits;
+
+    std::size_t num_pairs() const { return pairs.size(); }
+    bool has_last_keys() const { return num_pairs() >= kPairsWithLastKeys; }
+};
+
+// The arrays of a cell layout, all pairs one after the other.
+struct CellArrays {
+    std::span<const std::int64_t> pair_lines;  // [num_pairs + 1]
+    std::span<const std::uint32_t> overflow;   // of each pair num_cells + 1
+    std::span<const std::uint8_t> lines;       // [num_lines][64]
+    std::span<const std::uint32_t> starts;     // of each pair num_lines + 1
+    std::span<const std::uint16_t> last_keys;  // [num_pairs][num_items], or empty
+    std::span<const Item> items;               // [num_pairs][num_items]
+};
+
+// Pre: the arrays have these sizes, and pair_lines and overflow ascend.
+inline CellLayout cell_layout(const CellArrays& arrays, std::size_t num_items,
+                              std::size_t num_splits, std::size_t num_sub_items) {
+    CellLayout layout{num_items, num_splits, num_sub_items, {}, {}};
+    const std::size_t num_pairs = num_pairs_of(num_splits);
+    const std::size_t words = num_sub_items * num_sub_items / 64 + 1;
+    layout.bits.assign(num_pairs * words, 0);
+    std::size_t cells_before = 0;
+    for (std::size_t pair = 0; pair < num_pairs; ++pair) {
+        const auto first_line = static_cast<std::size_t>(arrays.pair_lines[pair]);
+        const std::size_t num_cells = num_cells_of(pair, num_splits, num_sub_items);
+        const std::uint32_t* overflow = arrays.overflow.data() + cells_before + pair;
+        std::uint64_t* bits = layout.bits.data() + pair * words;
+        for (std::size_t cell = 0; cell < num_cells; ++cell)
+            bits[cell / 64] |= std::uint64_t{overflow[cell] != overflow[cell + 1]} << cell % 64;
+        layout.pairs.push_back({
+            .lines = arrays.lines.data() + first_line * kLineBytes,
+            .starts = arrays.starts.data() + first_line + pair,
+            .overflow = overflow,
+            .last_keys =
+                arrays.last_keys.empty() ? nullptr : arrays.last_keys.data() + pair * num_items,
+            .items = arrays.items.data() + pair * num_items,
+            .overflowing = bits,
+            .num_cells = num_cells,
+            .num_lines = static_cast<std::size_t>(arrays.pair_lines[pair + 1]) - first_line,
+            .second_codes = num_cells / num_sub_items,
+        });
+        cells_before += num_cells;
+    }
+    return layout;
+}
 
 // Both codes of a pair of splits, the first in the low byte.
-inline std::uint16_t pair_key(const std::uint8_t* code, std::size_t pair) {
-    return static_cast<std::uint16_t>(code[2 * pair] | code[2 * pair + 1] << 8);
+inline std::uint16_t pair_key(const std::uint8_t* code, std::size_t pair, std::size_t num_splits) {
+    return static_cast<std::uint16_t>(code[2 * pair] | code_or_zero(code, 2 * pair + 1, num_splits)
+                                                           << 8);
 }
 
-// The cell of two codes. Cells of one first code lie side by side: a search walks along them.
-inline std::size_t cell_at(std::size_t first_code, std::size_t second_code) {
-    return first_code << 8 | second_code;
+inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair, std::size_t num_splits,
+                           std::size_t num_sub_items) {
+    if (2 * pair + 1 == num_splits) return code[2 * pair];
+    return code[2 * pair] * num_sub_items + code[2 * pair + 1];
 }
 
-inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair) {
-    return cell_at(code[2 * pair], code[2 * pair + 1]);
-}
+// Where the four codes that a line has of an item stand: at its place in four stretches of 16.
+struct LineSplits {
+    std::array<std::size_t, 4> splits;  // near and far; num_splits and more: none, the code is 0
 
-// Where the keys of an item are that stands at a position of a cell, [start, stop).
-struct CellPlace {
-    std::size_t next_key;
-    std::size_t last_key;
-
-    CellPlace(std::size_t start, std::size_t stop, std::size_t position) {
-        const std::size_t lane = (position - start) % kGroupItems;
-        const std::size_t group = position - lane;
-        next_key = 2 * group + lane;
-        last_key = next_key + std::min(stop - group, kGroupItems);
+    LineSplits(std::size_t pair, std::size_t num_splits) {
+        const std::size_t num_pairs = num_pairs_of(num_splits);
+        const std::size_t near = (pair + 1) % num_pairs;
+        const std::size_t far = (pair + 2) % num_pairs;
+        splits = {2 * near, 2 * near + 1, 2 * far, 2 * far + 1};
+        if (num_pairs == 2) splits[2] = splits[3] = num_splits;  // the ring is closed
     }
 };
 
-// Fills one pair of a cell layout.
-inline void build_cells(std::span<const std::uint8_t> codes, std::size_t num_items,
-                        std::size_t pair, std::span<std::uint32_t> offsets,
-                        std::span<std::uint16_t> keys, std::span<Item> items) {
-    std::vector<std::uint32_t> cursor(kCells, 0);
-    for (std::size_t item = 0; item < num_items; ++item) {
-        const std::uint8_t* code = &codes[item * kCellSplits];
-        ++cursor[cell_of(code, pair)];
+// Counts the overflow lines of a pair's cells: fills overflow, [num_cells + 1], and returns how
+// many lines the pair has.
+inline std::size_t count_cell_lines(std::span<const std::uint8_t> codes, std::size_t num_items,
+                                    std::size_t num_splits, std::size_t num_sub_items,
+                                    std::size_t pair, std::span<std::uint32_t> overflow) {
+    const std::size_t num_cells = overflow.size() - 1;
+    std::fill(overflow.begin(), overflow.end(), 0u);
+    for (std::size_t item = 0; item < num_items; ++item)
+        ++overflow[cell_of(&codes[item * num_splits], pair, num_splits, num_sub_items)];
+    auto line = static_cast<std::uint32_t>(num_cells);
+    for (std::size_t cell = 0; cell < num_cells; ++cell) {
+        const std::uint32_t size = overflow[cell];
+        overflow[cell] = line;
+        constexpr auto kItems = static_cast<std::uint32_t>(kLineItems);
+        if (size > kItems) line += (size - 1) / kItems;
     }
-    std::uint32_t start = 0;
-    for (std::size_t cell = 0; cell < kCells; ++cell) {
-        offsets[cell] = start;
-        start += cursor[cell];
-        cursor[cell] = offsets[cell];
-    }
-    offsets[kCells] = start;
+    overflow[num_cells] = line;
+    return line;
+}
+
+// Fills one pair. `padding` is a code whose items are rarely wanted: it fills the lines up.
+inline void fill_cell_lines(std::span<const std::uint8_t> codes, std::size_t num_items,
+                            std::size_t num_splits, std::size_t num_sub_items, std::size_t pair,
+                            std::span<const std::uint8_t> padding,
+                            std::span<const std::uint32_t> overflow, std::span<std::uint8_t> lines,
+                            std::span<std::uint32_t> starts, std::span<std::uint16_t> last_keys,
+                            std::span<Item> items) {
+    const std::size_t num_cells = overflow.size() - 1;
+    const std::size_t num_lines = starts.size() - 1;
+    const LineSplits from(pair, num_splits);
+    for (std::size_t line = 0; line < num_lines; ++line)
+        for (std::size_t at = 0; at < from.splits.size(); ++at)
+            std::fill_n(
+                lines.begin() + static_cast<std::ptrdiff_t>(line * kLineBytes + at * kLineItems),
+                kLineItems, code_or_zero(padding.data(), from.splits[at], num_splits));
+    // Items of each cell so far, which say where the next one goes.
+    std::vector<std::uint32_t> sizes(num_cells, 0);
+    auto line_of = [&](std::size_t cell, std::uint32_t place) {
+        return place < kLineItems ? cell : overflow[cell] + place / kLineItems - 1;
+    };
+    std::fill(starts.begin(), starts.end(), 0u);
     for (std::size_t item = 0; item < num_items; ++item) {
-        const std::uint8_t* code = &codes[item * kCellSplits];
-        const std::size_t cell = cell_of(code, pair);
-        const std::size_t position = cursor[cell]++;
-        const CellPlace place(offsets[cell], offsets[cell + 1], position);
-        keys[place.next_key] = pair_key(code, (pair + 1) % kPairs);
-        keys[place.last_key] = pair_key(code, (pair + 2) % kPairs);
+        const std::size_t cell =
+            cell_of(&codes[item * num_splits], pair, num_splits, num_sub_items);
+        ++starts[line_of(cell, sizes[cell]++) + 1];
+    }
+    for (std::size_t line = 0; line < num_lines; ++line) starts[line + 1] += starts[line];
+    std::fill(sizes.begin(), sizes.end(), 0u);
+    const std::size_t last = (pair + 3) % num_pairs_of(num_splits);
+    for (std::size_t item = 0; item < num_items; ++item) {
+        const std::uint8_t* code = &codes[item * num_splits];
+        const std::size_t cell = cell_of(code, pair, num_splits, num_sub_items);
+        const std::uint32_t place = sizes[cell]++;
+        const std::size_t line = line_of(cell, place);
+        for (std::size_t at = 0; at < from.splits.size(); ++at)
+            lines[line * kLineBytes + at * kLineItems + place % kLineItems] =
+                code_or_zero(code, from.splits[at], num_splits);
+        const std::size_t position = starts[line] + place % kLineItems;
+        if (!last_keys.empty()) last_keys[position] = pair_key(code, last, num_splits);
         items[position] = static_cast<Item>(item);
     }
-    std::fill(keys.begin() + static_cast<std::ptrdiff_t>(2 * num_items), keys.end(),
-              std::uint16_t{0});
 }
 
 }  // namespace recprune

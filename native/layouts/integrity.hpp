@@ -113,12 +113,10 @@ class ItemSums {
     std::uint64_t of_code(std::size_t split, std::size_t code) const {
         return code * keys_[split + 1];
     }
-    std::uint64_t of_pair(std::size_t pair, const std::uint8_t* code) const {
-        return of_code(2 * pair, code[2 * pair]) + of_code(2 * pair + 1, code[2 * pair + 1]);
-    }
-    // The same from the key of a pair.
-    std::uint64_t of_key(std::size_t pair, std::uint16_t key) const {
-        return of_code(2 * pair, key & 0xFF) + of_code(2 * pair + 1, key >> 8);
+    // The codes of a pair of splits; the second may be missing.
+    std::uint64_t of_pair(std::size_t pair, std::size_t first, std::size_t second) const {
+        const std::uint64_t sum = of_code(2 * pair, first);
+        return 2 * pair + 2 < keys_.size() ? sum + of_code(2 * pair + 1, second) : sum;
     }
 
     // The last step of MurmurHash3 (Appleby, public domain).
@@ -132,30 +130,47 @@ class ItemSums {
     std::vector<std::uint64_t> keys_;
 };
 
-// The sums of item-major codes: with all splits, and without those of one pair.
+// Pairs whose codes stand beside an item in the cells of one: its own and the next three.
+constexpr std::size_t kChainPairs = 4;
+
+// The sums of item-major codes: with all splits, and with those of the chain that begins with each
+// pair, where that is not all of them.
 struct CodeSums {
     std::atomic<std::uint64_t> all{0};
-    std::array<std::atomic<std::uint64_t>, kPairs> without{};
+    std::array<std::atomic<std::uint64_t>, kMostPairs> chains{};
 };
 
 inline void add_codes(std::span<const std::uint8_t> codes, std::size_t num_items,
                       std::size_t num_splits, bool has_cells, const ItemSums& sums,
                       std::size_t threads, CodeSums& total) {
+    const std::size_t num_pairs = has_cells ? num_pairs_of(num_splits) : 0;
+    const bool has_chains = num_pairs > kChainPairs;
     check_in_stretches(num_items, kCheckedAtOnce, threads, [&](std::size_t item, std::size_t end) {
         std::uint64_t all = 0;
-        std::array<std::uint64_t, kPairs> without{};
+        std::array<std::uint64_t, kMostPairs> chains{};
         for (; item < end; ++item) {
             std::uint64_t sum = sums.of_item(item);
-            for (std::size_t split = 0; split < num_splits && !codes.empty(); ++split)
-                sum += sums.of_code(split, codes[item * num_splits + split]);
+            const std::uint8_t* code = codes.empty() ? nullptr : &codes[item * num_splits];
+            for (std::size_t split = 0; split < num_splits && code; ++split)
+                sum += sums.of_code(split, code[split]);
             all += ItemSums::mixed(sum);
-            for (std::size_t pair = 0; pair < kPairs && has_cells; ++pair)
-                without[pair] +=
-                    ItemSums::mixed(sum - sums.of_pair(pair, &codes[item * num_splits]));
+            if (!has_chains) continue;
+            std::array<std::uint64_t, kMostPairs> of_pairs;
+            for (std::size_t pair = 0; pair < num_pairs; ++pair)
+                of_pairs[pair] = sums.of_pair(pair, code[2 * pair],
+                                              code_or_zero(code, 2 * pair + 1, num_splits));
+            for (std::size_t pair = 0; pair < num_pairs; ++pair) {
+                std::uint64_t chain = sums.of_item(item);
+                for (std::size_t ahead = 0; ahead < kChainPairs; ++ahead)
+                    chain += of_pairs[(pair + ahead) % num_pairs];
+                chains[pair] += ItemSums::mixed(chain);
+            }
         }
         total.all += all;
-        for (std::size_t pair = 0; pair < kPairs; ++pair) total.without[pair] += without[pair];
+        for (std::size_t pair = 0; pair < num_pairs; ++pair) total.chains[pair] += chains[pair];
     });
+    if (!has_chains)
+        for (auto& chain : total.chains) chain = total.all.load();
 }
 
 // Checks the blocks of a list layout. Items of a list ascend by their second code and then by id.
@@ -312,86 +327,147 @@ class ListCheck {
     const ItemSums& sums_;
 };
 
-// Checks a cell layout: every cell has the items of its codes, ascending, with the keys that belong
-// to them. As there are as many places as items, none is missing.
+// The lines of all pairs are as many as there are, and each cell has one.
+inline void check_pair_lines(std::span<const std::int64_t> pair_lines, std::size_t num_lines,
+                             std::size_t num_splits, std::size_t num_sub_items) {
+    check_offsets(pair_lines, num_lines, "cell_pair_lines");
+    for (std::size_t pair = 0; pair + 1 < pair_lines.size(); ++pair) {
+        const auto own = static_cast<std::size_t>(pair_lines[pair + 1] - pair_lines[pair]);
+        if (own < num_cells_of(pair, num_splits, num_sub_items))
+            refuse(place_in("cell_pair_lines", pair + 1) + " leaves a pair fewer lines than cells");
+    }
+}
+
+// Checks a cell layout: every cell has the items of its codes, with the codes of the next pairs
+// that belong to them. As there are as many places as items, none is missing.
 class CellCheck {
   public:
-    CellCheck(const CellLayout& cells, std::span<const std::uint8_t> codes, const ItemSums& sums)
-        : cells_(cells), codes_(codes), sums_(sums) {}
+    // Pre: check_pair_lines has passed.
+    CellCheck(const CellLayout& layout, std::span<const std::uint8_t> codes, const ItemSums& sums)
+        : layout_(layout), codes_(codes), sums_(sums) {}
 
     // `expected` are the sums of item-major codes.
     void run(const CodeSums& expected, std::size_t threads) const {
-        for (std::size_t pair = 0; pair < kPairs; ++pair)
-            check_offsets(cells_.cell_offsets.subspan(pair * (kCells + 1), kCells + 1),
-                          cells_.num_items, "cell_offsets[" + std::to_string(pair) + "]");
-        for (std::size_t pair = 0; pair < kPairs; ++pair) {
+        for (std::size_t pair = 0; pair < layout_.num_pairs(); ++pair) {
+            check_lines(pair);
             std::atomic<std::uint64_t> total{0};
-            for_cells(threads, [&](std::size_t cell, std::size_t end) {
-                std::uint64_t sum = 0;
-                for (; cell < end; ++cell) sum += sum_of(pair, cell);
-                total += sum;
-            });
-            if (total != expected.without[(pair + 3) % kPairs]) find_difference(pair);
+            const CellPair& cells = layout_.pairs[pair];
+            const std::size_t at_once =
+                kCheckedAtOnce / (1 + layout_.num_items / cells.num_cells) + 1;
+            check_in_stretches(cells.num_cells, at_once, threads,
+                               [&](std::size_t cell, std::size_t end) {
+                                   std::uint64_t sum = 0;
+                                   for (; cell < end; ++cell) sum += sum_of(pair, cell);
+                                   total += sum;
+                               });
+            if (total != expected.chains[pair]) find_difference(pair);
         }
     }
 
   private:
-    template <class Work>
-    void for_cells(std::size_t threads, const Work& work) const {
-        const std::size_t at_once = kCheckedAtOnce / (1 + cells_.num_items / kCells) + 1;
-        check_in_stretches(kCells, at_once, threads, work);
+    // Overflow lines come after those of the cells, and no line has more items than places.
+    void check_lines(std::size_t pair) const {
+        const CellPair& cells = layout_.pairs[pair];
+        const std::string of_pair = "of pair " + std::to_string(pair);
+        std::size_t before = cells.num_cells;
+        for (std::size_t cell = 0; cell <= cells.num_cells; ++cell) {
+            const std::size_t first = cells.overflow[cell];
+            if (first < before || (cell == 0 && first != before) || first > cells.num_lines)
+                refuse(place_in("cell_overflow", cell) + " " + of_pair + " is " +
+                       std::to_string(first) + ", expected " + std::to_string(before) + " to " +
+                       std::to_string(cells.num_lines));
+            before = first;
+        }
+        if (before != cells.num_lines)
+            refuse("cell_overflow " + of_pair + " leaves out lines at its end");
+        if (cells.starts[0] != 0 || cells.starts[cells.num_lines] != layout_.num_items)
+            refuse("cell_starts " + of_pair + " has other items than there are");
+        for (std::size_t line = 0; line < cells.num_lines; ++line)
+            if (cells.starts[line + 1] < cells.starts[line] ||
+                cells.starts[line + 1] - cells.starts[line] > kLineItems)
+                refuse(place_in("cell_starts", line + 1) + " " + of_pair + " is " +
+                       std::to_string(cells.starts[line + 1]) + ", expected up to 16 more than " +
+                       std::to_string(cells.starts[line]));
+    }
+
+    template <class Use>
+    void for_lines(const CellPair& cells, std::size_t cell, const Use& use) const {
+        use(cell);
+        for (std::size_t line = cells.overflow[cell]; line < cells.overflow[cell + 1]; ++line)
+            use(line);
+    }
+
+    // The codes that a line has, and those of the last keys, of the item at a place.
+    std::uint64_t sum_at(std::size_t pair, std::size_t line, std::size_t place) const {
+        const CellPair& cells = layout_.pairs[pair];
+        const std::uint8_t* codes = cells.lines + line * kLineBytes + place;
+        const std::size_t num_pairs = layout_.num_pairs();
+        std::uint64_t sum = sums_.of_pair((pair + 1) % num_pairs, codes[0], codes[kLineItems]);
+        if (num_pairs > 2)
+            sum +=
+                sums_.of_pair((pair + 2) % num_pairs, codes[2 * kLineItems], codes[3 * kLineItems]);
+        if (cells.last_keys) {
+            const std::uint16_t key = cells.last_keys[cells.starts[line] + place];
+            sum += sums_.of_pair((pair + 3) % num_pairs, key & 0xFF, key >> 8);
+        }
+        return sum;
     }
 
     // Checks the items of a cell, and returns their sum.
     std::uint64_t sum_of(std::size_t pair, std::size_t cell) const {
-        const Item* items = cells_.items_of(pair);
-        const std::uint16_t* keys = cells_.keys_of(pair);
-        const std::size_t start = cells_.offsets_of(pair)[cell];
-        const std::size_t stop = cells_.offsets_of(pair)[cell + 1];
+        const CellPair& cells = layout_.pairs[pair];
         const std::uint64_t own =
-            sums_.of_code(2 * pair, cell >> 8) + sums_.of_code(2 * pair + 1, cell & 0xFF);
+            sums_.of_pair(pair, cell / cells.second_codes, cell % cells.second_codes);
         std::uint64_t total = 0;
-        for (std::size_t group = start; group < stop; group += kGroupItems) {
-            const std::size_t size = std::min(stop - group, kGroupItems);
-            const std::uint16_t* next = keys + 2 * group;
-            for (std::size_t lane = 0; lane < size; ++lane) {
-                const Item item = items[group + lane];
-                check_item(item, cells_.num_items, "cell_items",
-                           pair * cells_.num_items + group + lane, cells_.num_items);
+        for_lines(cells, cell, [&](std::size_t line) {
+            for (std::size_t position = cells.starts[line]; position < cells.starts[line + 1];
+                 ++position) {
+                const Item item = cells.items[position];
+                check_item(item, layout_.num_items, "cell_items",
+                           pair * layout_.num_items + position, layout_.num_items);
                 total += ItemSums::mixed(sums_.of_item(item) + own +
-                                         sums_.of_key((pair + 1) % kPairs, next[lane]) +
-                                         sums_.of_key((pair + 2) % kPairs, next[size + lane]));
+                                         sum_at(pair, line, position - cells.starts[line]));
             }
-        }
+        });
         return total;
     }
 
-    // Names an item that does not belong where it is, or whose keys are not those of its code.
+    // Names an item that does not belong where it is, or whose codes there are not its own.
     [[noreturn]] void find_difference(std::size_t pair) const {
-        const Item* items = cells_.items_of(pair);
-        const std::uint16_t* keys = cells_.keys_of(pair);
-        for (std::size_t cell = 0; cell < kCells; ++cell) {
-            const std::size_t start = cells_.offsets_of(pair)[cell];
-            const std::size_t stop = cells_.offsets_of(pair)[cell + 1];
-            for (std::size_t position = start; position < stop; ++position) {
-                const Item item = items[position];
-                const std::uint8_t* code = codes_.data() + kCellSplits * item;
-                const bool is_new = position == start || items[position - 1] < item;
-                if (!is_new || cell_of(code, pair) != cell)
-                    refuse(place_in("cell_items", pair * cells_.num_items + position,
-                                    cells_.num_items) +
-                           " is " + std::to_string(item) + ", which does not belong there");
-                const CellPlace place(start, stop, position);
-                if (keys[place.next_key] != pair_key(code, (pair + 1) % kPairs) ||
-                    keys[place.last_key] != pair_key(code, (pair + 2) % kPairs))
-                    refuse("cell_keys of item " + std::to_string(item) +
-                           " are not those of its code in codes");
-            }
+        const CellPair& cells = layout_.pairs[pair];
+        const LineSplits from(pair, layout_.num_splits);
+        std::vector<bool> met(layout_.num_items, false);
+        for (std::size_t cell = 0; cell < cells.num_cells; ++cell) {
+            for_lines(cells, cell, [&](std::size_t line) {
+                for (std::size_t position = cells.starts[line]; position < cells.starts[line + 1];
+                     ++position) {
+                    const Item item = cells.items[position];
+                    const std::uint8_t* code = codes_.data() + layout_.num_splits * item;
+                    if (met[item] ||
+                        cell_of(code, pair, layout_.num_splits, layout_.num_sub_items) != cell)
+                        refuse(place_in("cell_items", pair * layout_.num_items + position,
+                                        layout_.num_items) +
+                               " is " + std::to_string(item) + ", which does not belong there");
+                    met[item] = true;
+                    const std::uint8_t* there =
+                        cells.lines + line * kLineBytes + (position - cells.starts[line]);
+                    bool same =
+                        !cells.last_keys ||
+                        cells.last_keys[position] ==
+                            pair_key(code, (pair + 3) % layout_.num_pairs(), layout_.num_splits);
+                    for (std::size_t at = 0; at < from.splits.size(); ++at)
+                        same &= there[at * kLineItems] ==
+                                code_or_zero(code, from.splits[at], layout_.num_splits);
+                    if (!same)
+                        refuse("cell_lines or cell_last_keys: the codes of item " +
+                               std::to_string(item) + " are not those in codes");
+                }
+            });
         }
         refuse("cell_items has other items than there are");
     }
 
-    const CellLayout& cells_;
+    const CellLayout& layout_;
     std::span<const std::uint8_t> codes_;
     const ItemSums& sums_;
 };

@@ -22,7 +22,7 @@ from recprune.search.dense import DenseItems, answer_dense, dense_items
 from recprune.search.faiss_io import make_faiss, read_faiss
 from recprune.search.index_arrays import (
     CELL_PARTS,
-    CELL_SPLITS,
+    CELLS_FOR_ALL,
     LIST_PARTS,
     Layout,
     checked_size,
@@ -57,8 +57,9 @@ from recprune.types import (
 )
 
 KIND = "index"
-VERSION = 4  # of the format
+VERSION = 5  # of the format
 _OLDEST = 4  # version that is still read
+_NEW_CELLS = 5  # version since which cells are as they are
 
 
 class Index:
@@ -92,7 +93,7 @@ class Index:
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
         if "list_offsets" in arrays:
             self._native.set_lists(*(arrays[name] for name in LIST_PARTS))
-        if "cell_offsets" in arrays:
+        if "cell_lines" in arrays:
             self._native.set_cells(*(arrays[name] for name in CELL_PARTS))
         bias = arrays.get("item_bias")
         if bias is not None and num_items:
@@ -137,9 +138,8 @@ class Index:
         if narrow:
             lists = _native.build_lists(checked, num_sub_items, threads)
             arrays |= dict(zip(LIST_PARTS, lists, strict=True))
-        if narrow and layout != "compact" and num_splits == CELL_SPLITS:
-            cells = _native.build_cells(checked, threads)
-            arrays |= dict(zip(CELL_PARTS, cells, strict=True))
+        if narrow and layout != "compact":
+            arrays |= _cells_of(checked, embeddings, threads)
         return cls(
             arrays,
             num_items=num_items,
@@ -188,8 +188,11 @@ class Index:
         it, so that no search leaves its memory or finds an item twice.
         """
         parts.check(kind=KIND, version=VERSION, oldest=_OLDEST, source=source)
+        arrays = dict(parts.arrays)
         try:
-            index = cls(dict(parts.arrays), **checked_size(parts.settings, parts.arrays)._asdict())
+            if parts.version < _NEW_CELLS:
+                arrays = _with_new_cells(arrays)
+            index = cls(arrays, **checked_size(parts.settings, arrays)._asdict())
             index._native.check(reading_threads())
         except (StorageError, ValueError) as error:
             raise StorageError(f"{source}: {error}") from None
@@ -373,8 +376,10 @@ class Index:
         return TopK(ids, scores, SearchStats(records))
 
     def _require_parts(self, method: Method) -> None:
-        if isinstance(method, Cells) and "cell_offsets" not in self._arrays:
-            raise InputError("method cells needs 8 splits of at most 256 sub-items, full layout")
+        if isinstance(method, Cells) and not self._may_have_cells():
+            raise InputError(
+                "method cells needs the full layout and 4 to 64 splits of at most 256 sub-items"
+            )
         if isinstance(method, Scan) and "list_offsets" not in self._arrays:
             raise InputError("method scan needs codes of type uint8")
         if isinstance(method, RecJPQPrune):
@@ -387,6 +392,12 @@ class Index:
                     items: NDArray[Any] = lists.items
                     self._native.set_posting_lists(lists.offsets, items)
                     self._has_posting_lists = True
+
+    def _may_have_cells(self) -> bool:
+        """Whether there are cells, or would be if there were more items."""
+        return self.layout == "full" and _native.has_cells(
+            max(self.num_items, CELLS_FOR_ALL), self.num_splits, self.num_sub_items
+        )
 
     def _gather_codes(self) -> None:
         with self._lock:
@@ -425,6 +436,29 @@ class Index:
             self._native.refuse_overflow(tables, largest_bias, largest_boosts)
         except _native.QueryOverflowError as error:
             raise ScoreOverflowError(str(error), vars(error)["query"]) from None
+
+
+def _cells_of(
+    codes: NDArray[np.uint8], sub_item_embeddings: Float32Array, threads: int
+) -> dict[str, NDArray[Any]]:
+    """Return the cells of an index, if one of its size has any."""
+    num_sub_items = sub_item_embeddings.shape[1]
+    if not _native.has_cells(*codes.shape, num_sub_items):
+        return {}
+    # What fills lines up should pass no filter: short vectors have small scores.
+    padding = np.square(sub_item_embeddings).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    cells = _native.build_cells(codes, num_sub_items, padding, threads)
+    return dict(zip(CELL_PARTS, cells, strict=True))
+
+
+def _with_new_cells(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an older index, with cells that are made anew."""
+    kept = {name: array for name, array in arrays.items() if not name.startswith("cell_")}
+    codes, vectors = kept.get("codes"), kept.get("transposed_embeddings")
+    if codes is None or vectors is None or codes.dtype != np.uint8:
+        return kept
+    checked, embeddings = checked_codes(codes, vectors.transpose(0, 2, 1))
+    return kept | _cells_of(checked, embeddings, reading_threads())
 
 
 def instruction_set() -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune import _native
 from recprune.search.checks import MAX_ITEMS, MAX_SPLITS
 from recprune.types import MAX_SUB_ITEMS, Json, StorageError
 
@@ -24,14 +25,22 @@ LIST_PARTS = (
     "list_codes",
     "list_items",
 )
-CELL_PARTS = ("cell_offsets", "cell_keys", "cell_items")
+CELL_PARTS = (
+    "cell_pair_lines",
+    "cell_overflow",
+    "cell_lines",
+    "cell_starts",
+    "cell_last_keys",
+    "cell_items",
+)
 
 _NARROW = 256  # sub-items whose codes are bytes
+CELLS_FOR_ALL = _NARROW**2  # items of a catalogue that has cells, whatever its sub-items
 # Numbers of the saved format, as native/layouts and native/kernels have them.
 _BLOCK_ITEMS = 64
 _SORTED_SPLITS = 2  # which have no row of codes in the lists
-_PAIRS, _CELLS, _KEY_PADDING = 4, 256 * 256, 32
-CELL_SPLITS = 2 * _PAIRS
+_LINE_BYTES = 64
+_LAST_KEY_PAIRS = 4  # from which on there are last keys
 
 _Shape: TypeAlias = tuple[int, ...]
 
@@ -113,11 +122,19 @@ def _forms(
             "list_codes": ("u1", (rows, blocks, _BLOCK_ITEMS)),
             "list_items": ("u4", (blocks, _BLOCK_ITEMS)),
         }
-    if narrow and layout == "full" and num_splits == CELL_SPLITS:
+    if narrow and layout == "full" and _native.has_cells(num_items, num_splits, num_sub_items):
+        pairs = (num_splits + 1) // 2
+        cells = pairs * num_sub_items**2
+        if num_splits % 2:
+            cells += num_sub_items - num_sub_items**2
+        lines = len(arrays["cell_lines"]) if np.ndim(arrays.get("cell_lines", 0)) else 0
         forms |= {
-            "cell_offsets": ("u4", (_PAIRS, _CELLS + 1)),
-            "cell_keys": ("u2", (_PAIRS, 2 * num_items + _KEY_PADDING)),
-            "cell_items": ("u4", (_PAIRS, num_items)),
+            "cell_pair_lines": ("i8", (pairs + 1,)),
+            "cell_overflow": ("u4", (cells + pairs,)),
+            "cell_lines": ("u1", (lines, _LINE_BYTES)),
+            "cell_starts": ("u4", (lines + pairs,)),
+            "cell_last_keys": ("u2", (pairs if pairs >= _LAST_KEY_PAIRS else 0, num_items)),
+            "cell_items": ("u4", (pairs, num_items)),
         }
     return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in forms.items()}
 
