@@ -35,6 +35,9 @@ def built(layout: Any = "full", num_sub_items: int = 100, num_splits: int = 8) -
 
 INDEXES = {
     "full": built(),
+    "cells": built(num_sub_items=20),
+    "odd cells": built(num_sub_items=20, num_splits=13),
+    "short ring": built(num_sub_items=20, num_splits=5),
     "compact": built("compact"),
     "wide": built(num_sub_items=300),
     "few splits": built(num_splits=3),
@@ -86,7 +89,7 @@ def test_what_was_built_is_opened(name: str, tmp_path: Path) -> None:
         ("full", "codes", lambda a: a[:-1], r"codes is uint8\[699, 8\], expected uint8\[700, 8\]"),
         ("full", "codes", lambda _: None, "index has no codes"),
         ("compact", "list_items", lambda _: None, "index has no list_items"),
-        ("full", "cell_items", lambda _: None, "index has no cell_items"),
+        ("cells", "cell_items", lambda _: None, "index has no cell_items"),
         ("full", "transposed_embeddings", lambda _: None, "index has no transposed_embeddings"),
         ("full", "transposed_embeddings", lambda a: a[0], "transposed_embeddings is float32"),
         ("full", "transposed_embeddings", lambda a: a.astype("f8"), "float64"),
@@ -108,11 +111,21 @@ def test_what_was_built_is_opened(name: str, tmp_path: Path) -> None:
         ("compact", "list_items", setting((0, 0), 0), "list_items"),
         ("full", "list_items", exchanging((0, 0), (1, 0)), "list_items"),
         ("full", "list_codes", setting((0, 0, 0), 50), "is not that in codes"),
-        ("full", "cell_offsets", setting((1, 5), 701), r"cell_offsets\[1\]\[6\] is \d+, expected no"),
-        ("full", "cell_offsets", setting((2, 65536), 701), r"cell_offsets\[2\]\[65536\] is 701"),
-        ("full", "cell_items", setting((3, 0), NO_ITEM), r"cell_items\[3, 0\] is 4294967295, expect"),
-        ("full", "cell_items", exchanging((0, 0), (0, 600)), "which does not belong there"),
-        ("full", "cell_keys", setting((0, 0), 1), "cell_keys of item"),
+        ("cells", "cell_pair_lines", setting(0, 1), r"cell_pair_lines\[0\] is 1, expected 0"),
+        ("cells", "cell_pair_lines", setting(1, 399), r"pair_lines\[1\] leaves a pair fewer lines"),
+        ("cells", "cell_overflow", setting(0, 399), r"cell_overflow\[0\] of pair 0 is 399, expected"),
+        ("cells", "cell_overflow", setting(400, 2**31), r"overflow\[400\] of pair 0 is 2147483648"),
+        ("cells", "cell_overflow", setting(402, 2**31), r"overflow\[1\] of pair 1 is 2147483648"),
+        ("cells", "cell_starts", setting(0, 1), "cell_starts of pair 0 has other items"),
+        ("cells", "cell_starts", setting(300, 701), r"cell_starts\[\d+\] of pair 0 is \d+, expected"),
+        ("cells", "cell_items", setting((3, 0), NO_ITEM), r"cell_items\[3, 0\] is 4294967295, expect"),
+        ("cells", "cell_items", exchanging((1, 0), (1, 600)), "which does not belong there"),
+        ("cells", "cell_lines", setting((0, 0), 99), "codes of item \\d+ are not those in codes"),
+        ("cells", "cell_last_keys", setting((0, 5), 9), "codes of item \\d+ are not those in codes"),
+        ("odd cells", "cell_items", setting((6, 0), NO_ITEM), r"cell_items\[6, 0\] is 4294967295"),
+        ("odd cells", "cell_last_keys", setting((3, 5), 9), "are not those in codes"),
+        ("short ring", "cell_lines", setting((0, 16), 99), "are not those in codes"),
+        ("short ring", "cell_last_keys", lambda a: a.reshape(700, 0), r"cell_last_keys is uint16"),
         ("few splits", "list_codes", lambda a: a[:0], r"list_codes is uint8\[0"),
     ],
 )  # fmt: skip
@@ -189,16 +202,19 @@ for method in METHODS:
     [
         ("num_sub_items", None),
         ("list_items", lambda a: np.where(a == NO_ITEM, a, a + 2**31).astype(np.uint32)),
-        ("cell_offsets", lambda a: a + np.uint32(2**31)),
+        ("cell_overflow", lambda a: a + np.uint32(2**31)),
+        ("cell_starts", lambda a: a + np.uint32(2**31)),
+        ("cell_pair_lines", lambda a: a * 1000),
         ("cell_items", lambda a: a + np.uint32(2**31)),
+        ("codes", lambda a: np.full_like(a, 255)),
         ("list_bases", lambda a: a + np.uint8(1)),
         ("list_codes", lambda a: np.full_like(a, 255)),
     ],
 )
 def test_no_folder_reaches_foreign_memory(tmp_path: Path, name: str, change: Any) -> None:
     """In a process of its own: what is not refused could end it."""
-    INDEXES["full"].save(tmp_path / "index")
-    parts = load_folder(tmp_path / "index", kind="index", version=4)
+    INDEXES["cells"].save(tmp_path / "index")
+    parts = load_folder(tmp_path / "index", kind="index", version=5)
     if change is None:
         parts = replace(parts, settings={**parts.settings, name: 2})
     else:
@@ -226,7 +242,8 @@ def test_a_saved_index_of_few_splits(tmp_path: Any, num_splits: int) -> None:
 @pytest.mark.parametrize(
     "name",
     ["codes", "list_offsets", "list_second_codes", "list_bases", "list_steps", "list_codes",
-     "list_items", "cell_offsets", "cell_keys", "cell_items", "item_bias"],
+     "list_items", "cell_pair_lines", "cell_overflow", "cell_lines", "cell_starts",
+     "cell_last_keys", "cell_items", "item_bias"],
 )  # fmt: skip
 def test_parts_that_do_not_fit_together_are_refused(
     trained: tuple[Index, Float32Array, Case], name: str
@@ -248,6 +265,21 @@ def test_parts_of_another_kind_or_version_are_refused(
         Index.from_parts(replace(parts, version=99), "mine")
     with pytest.raises(StorageError, match="mine: holds a saved codebook, not an index"):
         Index.from_parts(replace(parts, kind="codebook"), "mine")
+
+
+def test_an_index_of_the_version_before_gets_new_cells(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    index, phi, _ = trained
+    parts = index.parts()
+    arrays = {name: array for name, array in parts.arrays.items() if name[:5] != "cell_"}
+    arrays["cell_offsets"] = arrays["cell_keys"] = arrays["cell_items"] = np.zeros(3, np.uint32)
+    older = Index.from_parts(replace(parts, version=4, arrays=arrays), "mine")
+    assert older.describe() == index.describe()
+    assert np.array_equal(older.search(phi, 10, method="cells").ids, index.search(phi, 10).ids)
+    arrays["codes"] = np.full_like(arrays["codes"], 7)
+    with pytest.raises(StorageError, match="mine: "):
+        Index.from_parts(replace(parts, version=4, arrays=arrays), "mine")
 
 
 @pytest.mark.parametrize("layout", ["full", "compact"])

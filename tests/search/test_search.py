@@ -61,16 +61,22 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
 
 
 @settings(max_examples=FUZZ // 20 or 60, derandomize=not FUZZ)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 10, 100, 1000]), st.floats(0.2, 3.0))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([8, 8, 8, 4, 5, 6, 7, 13, 16, 32, 64]),
+    st.sampled_from([256, 100, 40]),
+    st.sampled_from([1, 10, 100, 1000]),
+    st.floats(0.2, 3.0),
+)
 def test_cells_prune_and_stay_exact_on_catalogues_worth_pruning(
-    seed: int, k: int, sharpness: float
+    seed: int, num_splits: int, num_sub_items: int, k: int, sharpness: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
-    scores = (rng.standard_normal((8, 256)) * np.exp(sharpness * rng.random((8, 1)))).astype(
-        np.float32
-    )
-    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    shape = (num_splits, num_sub_items)
+    codes = rng.integers(0, num_sub_items, (60_000, num_splits)).astype(np.uint8)
+    widths = np.exp(sharpness * rng.random((num_splits, 1)))
+    scores = (rng.standard_normal(shape) * widths).astype(np.float32)
+    index = Index.build(codes, np.ones((*shape, 1), np.float32))
     expected = reference.exhaustive(scores, codes, k)
     boosts = some_boosts(rng, len(codes), rng.choice([1e-4, 0.003, 0.5]))
     expected_boosted = reference.exhaustive(scores, codes, k, boosts=boosts)
