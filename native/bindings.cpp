@@ -218,28 +218,39 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
         std::partial_sum(lines.begin(), lines.end(), lines.begin());
     }
     const auto num_lines = static_cast<std::size_t>(pair_lines.span().back());
-    const bool has_last_keys = num_pairs >= kPairsWithLastKeys;
+    const bool has_last_keys = num_pairs == kPairsWithLastKeys;
+    const std::size_t num_second = num_pairs >= kPairsWithSecondLines ? num_lines : 0;
     Output<std::uint8_t> lines(num_lines * kLineBytes);
     Output<std::uint32_t> starts(num_lines + num_pairs);
     Output<std::uint16_t> last_keys(has_last_keys ? num_pairs * num_items : 0);
+    Output<std::uint8_t> second_lines(num_second * kLineBytes);
     Output<Item> items(num_pairs * num_items);
     {
         nb::gil_scoped_release unlocked;
         run_in_parallel(num_pairs, threads, [&](std::size_t pair) {
             const auto first = static_cast<std::size_t>(pair_lines.span()[pair]);
             const std::size_t count = static_cast<std::size_t>(pair_lines.span()[pair + 1]) - first;
-            fill_cell_lines(as_span(codes), num_items, num_splits, num_sub_items, pair,
-                            as_span(padding), of_pair(overflow, first_cell, pair),
-                            lines.span().subspan(first * kLineBytes, count * kLineBytes),
-                            starts.span().subspan(first + pair, count + 1),
-                            has_last_keys ? last_keys.span().subspan(pair * num_items, num_items)
-                                          : std::span<std::uint16_t>{},
-                            items.span().subspan(pair * num_items, num_items));
+            const std::size_t first_byte = first * kLineBytes;
+            fill_cell_lines(
+                as_span(codes), num_items, num_splits, num_sub_items, pair, as_span(padding),
+                {
+                    .overflow = of_pair(overflow, first_cell, pair),
+                    .lines = lines.span().subspan(first_byte, count * kLineBytes),
+                    .starts = starts.span().subspan(first + pair, count + 1),
+                    .last_keys = has_last_keys
+                                     ? last_keys.span().subspan(pair * num_items, num_items)
+                                     : std::span<std::uint16_t>{},
+                    .second_lines =
+                        num_second ? second_lines.span().subspan(first_byte, count * kLineBytes)
+                                   : std::span<std::uint8_t>{},
+                    .items = items.span().subspan(pair * num_items, num_items),
+                });
         });
     }
     return nb::make_tuple(pair_lines.release({num_pairs + 1}), overflow.release({overflow.size}),
                           lines.release({num_lines, kLineBytes}), starts.release({starts.size}),
                           last_keys.release({has_last_keys ? num_pairs : 0, num_items}),
+                          second_lines.release({num_second, kLineBytes}),
                           items.release({num_pairs, num_items}));
 }
 
@@ -392,16 +403,19 @@ class SearchIndex {
     // Pre: the codes are set.
     void set_cells(Vector<std::int64_t> pair_lines, const Vector<std::uint32_t>& overflow,
                    Matrix<std::uint8_t> lines, Vector<std::uint32_t> starts,
-                   Matrix<std::uint16_t> last_keys, Matrix<recprune::Item> items) {
+                   Matrix<std::uint16_t> last_keys, Matrix<std::uint8_t> second_lines,
+                   Matrix<recprune::Item> items) {
         cell_pair_lines_ = std::move(pair_lines);
         cell_overflow_.emplace(as_span(overflow));
         cell_lines_ = std::move(lines);
         cell_starts_ = std::move(starts);
         cell_last_keys_ = std::move(last_keys);
+        cell_second_lines_ = std::move(second_lines);
         cell_items_ = std::move(items);
         view_.cells = recprune::cell_layout(
             {as_span(cell_pair_lines_), cell_overflow_->span(), as_span(cell_lines_),
-             as_span(cell_starts_), as_span(cell_last_keys_), as_span(cell_items_)},
+             as_span(cell_starts_), as_span(cell_last_keys_), as_span(cell_second_lines_),
+             as_span(cell_items_)},
             view_.num_items, view_.num_splits, view_.num_sub_items);
         sub_item_shares_ = recprune::sub_item_shares(view_.codes, view_.num_items, view_.num_splits,
                                                      view_.num_sub_items);
@@ -543,6 +557,7 @@ class SearchIndex {
     Matrix<std::uint8_t> cell_lines_;
     Vector<std::uint32_t> cell_starts_;
     Matrix<std::uint16_t> cell_last_keys_;
+    Matrix<std::uint8_t> cell_second_lines_;
     Matrix<recprune::Item> cell_items_;
     std::vector<float> sub_item_shares_;
     std::vector<float> bias_sample_;
@@ -673,7 +688,7 @@ void add_index(nb::module_& module) {
              "codes"_a.noconvert(), "items"_a.noconvert())
         .def("set_cells", &SearchIndex::set_cells, "pair_lines"_a.noconvert(),
              "overflow"_a.noconvert(), "lines"_a.noconvert(), "starts"_a.noconvert(),
-             "last_keys"_a.noconvert(), "items"_a.noconvert())
+             "last_keys"_a.noconvert(), "second_lines"_a.noconvert(), "items"_a.noconvert())
         .def("set_posting_lists", &SearchIndex::set_posting_lists, "offsets"_a.noconvert(),
              "items"_a.noconvert())
         .def("set_item_bias", &SearchIndex::set_item_bias, "bias"_a.noconvert(), "highest"_a,

@@ -100,12 +100,14 @@ class CellSearch {
     // Items that are pending, at most, before they are considered. Found by trial.
     static constexpr std::size_t kPending = 1024;
     static constexpr std::int64_t kKeyBytes = sizeof(std::uint16_t);
+    static constexpr std::int64_t kSecondBytes = 4;  // of a second line, for one item
 
-    // Chains of up to four pairs that begin with one, and how deep these may be.
+    // Chains of up to five pairs that begin with one, and how deep these may be.
     struct Chain {
         int two;
         int three;
         int four;
+        int five;
     };
 
     // The deficits of the near and far splits by the code of an item.
@@ -247,8 +249,8 @@ class CellSearch {
         return true;
     }
 
-    LineTables tables_of(std::size_t pair) const {
-        const LineSplits from(pair, layout_.num_splits);
+    LineTables tables_of(std::size_t pair, std::size_t ahead = 1) const {
+        const LineSplits from(pair, layout_.num_splits, ahead);
         LineTables tables;
         for (std::size_t at = 0; at < tables.size(); ++at) tables[at] = table_of(from.splits[at]);
         return tables;
@@ -267,6 +269,7 @@ class CellSearch {
         chain.two = depth(0) + depth(1) + 1;
         chain.three = num_pairs == 2 ? chain.two : chain.two + depth(2) + 1;
         chain.four = num_pairs <= 3 ? chain.three : chain.three + depth(3) + 1;
+        chain.five = num_pairs <= 4 ? chain.four : chain.four + depth(4) + 1;
         return chain;
     }
 
@@ -295,7 +298,10 @@ class CellSearch {
             const std::uint32_t at = scratch_.survivors[survivor] / kLineItems;
             const std::uint32_t place = scratch_.survivors[survivor] % kLineItems;
             const std::uint32_t line = batch.lines[at];
-            __builtin_prefetch(cells.starts + line);
+            if (cells.second_lines)
+                __builtin_prefetch(cells.second_lines + line * kLineBytes);
+            else
+                __builtin_prefetch(cells.starts + line);
             const std::uint8_t* codes = cells.lines + line * kLineBytes + place;
             int sum = batch.deficits[at];
             for (std::size_t split = 0; split < tables.size(); ++split)
@@ -310,6 +316,7 @@ class CellSearch {
     // Considers all that is pending. What one loop reads was prefetched by the one before it: every
     // step from line to position, key, item and code is a cache miss.
     void consider_pending() {
+        if (layout_.has_second_lines()) hold_against_second_lines();
         find_positions();
         if (layout_.has_last_keys()) hold_against_last_keys();
         for (Found& one : scratch_.found) {
@@ -318,6 +325,31 @@ class CellSearch {
         }
         for (const Found& one : scratch_.found) consider(one.position);
         follow_threshold();
+    }
+
+    // Leaves those whose chains of four and of five are within their limits.
+    void hold_against_second_lines() {
+        std::array<Chain, kMostPairs> chains;
+        std::array<LineTables, kMostPairs> tables;
+        for (std::size_t pair = 0; pair < layout_.num_pairs(); ++pair) {
+            chains[pair] = chain_of(pair);
+            tables[pair] = tables_of(pair, kSecondLineAhead);
+        }
+        stats_.bytes_touched += kSecondBytes * static_cast<std::int64_t>(scratch_.pending.size());
+        std::size_t left = 0;
+        for (const Pending& one : scratch_.pending) {
+            const CellPair& cells = layout_.pairs[one.pair];
+            const std::uint8_t* codes = cells.second_lines + one.line * kLineBytes + one.place;
+            const LineTables& of = tables[one.pair];
+            const int four = one.sum + of[0][codes[0]] + of[1][codes[kLineItems]];
+            const int five = four + of[2][codes[2 * kLineItems]] + of[3][codes[3 * kLineItems]];
+            const Chain& chain = chains[one.pair];
+            scratch_.pending[left] = one;  // counted if it is left: no branch
+            left += (four <= chain.four) & (five <= chain.five) & (five <= limit_);
+        }
+        scratch_.pending.resize(left);
+        for (const Pending& one : scratch_.pending)
+            __builtin_prefetch(layout_.pairs[one.pair].starts + one.line);
     }
 
     // Where the pending items are in their pair; padding is nowhere.
@@ -336,12 +368,9 @@ class CellSearch {
         scratch_.pending.clear();
     }
 
-    // Leaves those whose chain of four is within its limit; that of all, in a ring of four.
+    // Leaves those whose whole sum is within the limit: four pairs are all of the ring.
     void hold_against_last_keys() {
         const std::size_t num_pairs = layout_.num_pairs();
-        std::array<int, kMostPairs> limits;
-        for (std::size_t pair = 0; pair < num_pairs; ++pair)
-            limits[pair] = std::min(chain_of(pair).four, limit_);
         stats_.bytes_touched += kKeyBytes * static_cast<std::int64_t>(scratch_.found.size());
         std::size_t left = 0;
         for (const Found& one : scratch_.found) {
@@ -351,7 +380,7 @@ class CellSearch {
             const int sum = one.sum + table_of(last)[key & 0xFF] + table_of(last + 1)[key >> 8];
             __builtin_prefetch(cells.items + one.position);
             scratch_.found[left] = one;  // counted if it is left: no branch
-            left += sum <= limits[one.pair];
+            left += sum <= limit_;
         }
         scratch_.found.resize(left);
     }

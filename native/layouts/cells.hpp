@@ -18,8 +18,10 @@ namespace recprune {
 constexpr std::size_t kFewestCellSplits = 4;
 constexpr std::size_t kMostCellSplits = 64;
 constexpr std::size_t kMostPairs = kMostCellSplits / 2;
-// Pairs from which on a pair has last keys: with fewer, a line has the codes of all others.
+// A line has codes of two more pairs. In a ring of four, the last one has keys of its own; in a
+// longer one, every line has a second one with the codes of the next two pairs.
 constexpr std::size_t kPairsWithLastKeys = 4;
+constexpr std::size_t kPairsWithSecondLines = 5;
 // Cells for each item, at most: where there are more, nearly all are empty, and a scan is faster.
 constexpr std::size_t kMostCellsPerItem = 4;
 
@@ -54,6 +56,7 @@ struct CellPair {
     const std::uint32_t* starts;       // [num_lines + 1]: the first position of each line
     const std::uint32_t* overflow;     // [num_cells + 1]: the first overflow line of each cell
     const std::uint16_t* last_keys;    // [num_items], by position: the pair after far; or null
+    const std::uint8_t* second_lines;  // [num_lines][64]: the two pairs after far; or null
     const Item* items;                 // [num_items], by position
     const std::uint64_t* overflowing;  // a bit for each cell: whether it has overflow lines
     std::size_t num_cells;
@@ -75,17 +78,19 @@ struct CellLayout {
     std::vector<std::uint64_t> bits;
 
     std::size_t num_pairs() const { return pairs.size(); }
-    bool has_last_keys() const { return num_pairs() >= kPairsWithLastKeys; }
+    bool has_last_keys() const { return num_pairs() == kPairsWithLastKeys; }
+    bool has_second_lines() const { return num_pairs() >= kPairsWithSecondLines; }
 };
 
 // The arrays of a cell layout, all pairs one after the other.
 struct CellArrays {
-    std::span<const std::int64_t> pair_lines;  // [num_pairs + 1]
-    std::span<const std::uint32_t> overflow;   // of each pair num_cells + 1
-    std::span<const std::uint8_t> lines;       // [num_lines][64]
-    std::span<const std::uint32_t> starts;     // of each pair num_lines + 1
-    std::span<const std::uint16_t> last_keys;  // [num_pairs][num_items], or empty
-    std::span<const Item> items;               // [num_pairs][num_items]
+    std::span<const std::int64_t> pair_lines;    // [num_pairs + 1]
+    std::span<const std::uint32_t> overflow;     // of each pair num_cells + 1
+    std::span<const std::uint8_t> lines;         // [num_lines][64]
+    std::span<const std::uint32_t> starts;       // of each pair num_lines + 1
+    std::span<const std::uint16_t> last_keys;    // [num_pairs][num_items], or empty
+    std::span<const std::uint8_t> second_lines;  // [num_lines][64], or empty
+    std::span<const Item> items;                 // [num_pairs][num_items]
 };
 
 // Pre: the arrays have these sizes, and pair_lines and overflow ascend.
@@ -109,6 +114,9 @@ inline CellLayout cell_layout(const CellArrays& arrays, std::size_t num_items,
             .overflow = overflow,
             .last_keys =
                 arrays.last_keys.empty() ? nullptr : arrays.last_keys.data() + pair * num_items,
+            .second_lines = arrays.second_lines.empty()
+                                ? nullptr
+                                : arrays.second_lines.data() + first_line * kLineBytes,
             .items = arrays.items.data() + pair * num_items,
             .overflowing = bits,
             .num_cells = num_cells,
@@ -132,18 +140,27 @@ inline std::size_t cell_of(const std::uint8_t* code, std::size_t pair, std::size
     return code[2 * pair] * num_sub_items + code[2 * pair + 1];
 }
 
-// Where the four codes that a line has of an item stand: at its place in four stretches of 16.
+// The splits of which a line has codes, at an item's place in four stretches of 16: those of the
+// pair that is so many ahead, and of the one after it.
 struct LineSplits {
-    std::array<std::size_t, 4> splits;  // near and far; num_splits and more: none, the code is 0
+    std::array<std::size_t, 4> splits;  // num_splits and more: none, the code is 0
 
-    LineSplits(std::size_t pair, std::size_t num_splits) {
+    LineSplits(std::size_t pair, std::size_t num_splits, std::size_t ahead = 1) {
         const std::size_t num_pairs = num_pairs_of(num_splits);
-        const std::size_t near = (pair + 1) % num_pairs;
-        const std::size_t far = (pair + 2) % num_pairs;
+        const std::size_t near = (pair + ahead) % num_pairs;
+        const std::size_t far = (pair + ahead + 1) % num_pairs;
         splits = {2 * near, 2 * near + 1, 2 * far, 2 * far + 1};
-        if (num_pairs == 2) splits[2] = splits[3] = num_splits;  // the ring is closed
+        if (far == pair) splits[2] = splits[3] = num_splits;  // the ring is closed
+    }
+
+    // Writes the codes of an item into its line.
+    void write(const std::uint8_t* code, std::size_t num_splits, std::uint8_t* line,
+               std::size_t place) const {
+        for (std::size_t at = 0; at < splits.size(); ++at)
+            line[at * kLineItems + place] = code_or_zero(code, splits[at], num_splits);
     }
 };
+constexpr std::size_t kSecondLineAhead = 3;  // pairs of which the second line begins
 
 // Counts the overflow lines of a pair's cells: fills overflow, [num_cells + 1], and returns how
 // many lines the pair has.
@@ -165,21 +182,32 @@ inline std::size_t count_cell_lines(std::span<const std::uint8_t> codes, std::si
     return line;
 }
 
+// What there is to be filled of one pair.
+struct CellPairArrays {
+    std::span<const std::uint32_t> overflow;
+    std::span<std::uint8_t> lines;
+    std::span<std::uint32_t> starts;
+    std::span<std::uint16_t> last_keys;    // or empty
+    std::span<std::uint8_t> second_lines;  // or empty
+    std::span<Item> items;
+};
+
 // Fills one pair. `padding` is a code whose items are rarely wanted: it fills the lines up.
 inline void fill_cell_lines(std::span<const std::uint8_t> codes, std::size_t num_items,
                             std::size_t num_splits, std::size_t num_sub_items, std::size_t pair,
-                            std::span<const std::uint8_t> padding,
-                            std::span<const std::uint32_t> overflow, std::span<std::uint8_t> lines,
-                            std::span<std::uint32_t> starts, std::span<std::uint16_t> last_keys,
-                            std::span<Item> items) {
+                            std::span<const std::uint8_t> padding, const CellPairArrays& arrays) {
+    const auto& [overflow, lines, starts, last_keys, second_lines, items] = arrays;
     const std::size_t num_cells = overflow.size() - 1;
     const std::size_t num_lines = starts.size() - 1;
-    const LineSplits from(pair, num_splits);
+    const LineSplits first_codes(pair, num_splits);
+    const LineSplits second_codes(pair, num_splits, kSecondLineAhead);
+    auto write = [&](const std::uint8_t* code, std::size_t line, std::size_t place) {
+        first_codes.write(code, num_splits, &lines[line * kLineBytes], place);
+        if (!second_lines.empty())
+            second_codes.write(code, num_splits, &second_lines[line * kLineBytes], place);
+    };
     for (std::size_t line = 0; line < num_lines; ++line)
-        for (std::size_t at = 0; at < from.splits.size(); ++at)
-            std::fill_n(
-                lines.begin() + static_cast<std::ptrdiff_t>(line * kLineBytes + at * kLineItems),
-                kLineItems, code_or_zero(padding.data(), from.splits[at], num_splits));
+        for (std::size_t place = 0; place < kLineItems; ++place) write(padding.data(), line, place);
     // Items of each cell so far, which say where the next one goes.
     std::vector<std::uint32_t> sizes(num_cells, 0);
     auto line_of = [&](std::size_t cell, std::uint32_t place) {
@@ -199,9 +227,7 @@ inline void fill_cell_lines(std::span<const std::uint8_t> codes, std::size_t num
         const std::size_t cell = cell_of(code, pair, num_splits, num_sub_items);
         const std::uint32_t place = sizes[cell]++;
         const std::size_t line = line_of(cell, place);
-        for (std::size_t at = 0; at < from.splits.size(); ++at)
-            lines[line * kLineBytes + at * kLineItems + place % kLineItems] =
-                code_or_zero(code, from.splits[at], num_splits);
+        write(code, line, place % kLineItems);
         const std::size_t position = starts[line] + place % kLineItems;
         if (!last_keys.empty()) last_keys[position] = pair_key(code, last, num_splits);
         items[position] = static_cast<Item>(item);

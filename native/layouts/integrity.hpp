@@ -130,8 +130,8 @@ class ItemSums {
     std::vector<std::uint64_t> keys_;
 };
 
-// Pairs whose codes stand beside an item in the cells of one: its own and the next three.
-constexpr std::size_t kChainPairs = 4;
+// Pairs whose codes stand beside an item in the cells of one: its own and the next four.
+constexpr std::size_t kChainPairs = 5;
 
 // The sums of item-major codes: with all splits, and with those of the chain that begins with each
 // pair, where that is not all of them.
@@ -397,18 +397,27 @@ class CellCheck {
             use(line);
     }
 
-    // The codes that a line has, and those of the last keys, of the item at a place.
+    // The codes of the item at a place that stand in a line: of a pair, and of the one after it.
+    std::uint64_t sum_in(const std::uint8_t* lines, std::size_t line, std::size_t place,
+                         std::size_t pair, std::size_t ahead) const {
+        const std::uint8_t* codes = lines + line * kLineBytes + place;
+        const std::size_t num_pairs = layout_.num_pairs();
+        std::uint64_t sum = sums_.of_pair((pair + ahead) % num_pairs, codes[0], codes[kLineItems]);
+        if (ahead + 1 < num_pairs)
+            sum += sums_.of_pair((pair + ahead + 1) % num_pairs, codes[2 * kLineItems],
+                                 codes[3 * kLineItems]);
+        return sum;
+    }
+
+    // All codes of the item at a place, but for those of its cell.
     std::uint64_t sum_at(std::size_t pair, std::size_t line, std::size_t place) const {
         const CellPair& cells = layout_.pairs[pair];
-        const std::uint8_t* codes = cells.lines + line * kLineBytes + place;
-        const std::size_t num_pairs = layout_.num_pairs();
-        std::uint64_t sum = sums_.of_pair((pair + 1) % num_pairs, codes[0], codes[kLineItems]);
-        if (num_pairs > 2)
-            sum +=
-                sums_.of_pair((pair + 2) % num_pairs, codes[2 * kLineItems], codes[3 * kLineItems]);
+        std::uint64_t sum = sum_in(cells.lines, line, place, pair, 1);
+        if (cells.second_lines)
+            sum += sum_in(cells.second_lines, line, place, pair, kSecondLineAhead);
         if (cells.last_keys) {
             const std::uint16_t key = cells.last_keys[cells.starts[line] + place];
-            sum += sums_.of_pair((pair + 3) % num_pairs, key & 0xFF, key >> 8);
+            sum += sums_.of_pair((pair + 3) % layout_.num_pairs(), key & 0xFF, key >> 8);
         }
         return sum;
     }
@@ -435,7 +444,6 @@ class CellCheck {
     // Names an item that does not belong where it is, or whose codes there are not its own.
     [[noreturn]] void find_difference(std::size_t pair) const {
         const CellPair& cells = layout_.pairs[pair];
-        const LineSplits from(pair, layout_.num_splits);
         std::vector<bool> met(layout_.num_items, false);
         for (std::size_t cell = 0; cell < cells.num_cells; ++cell) {
             for_lines(cells, cell, [&](std::size_t line) {
@@ -449,22 +457,34 @@ class CellCheck {
                                         layout_.num_items) +
                                " is " + std::to_string(item) + ", which does not belong there");
                     met[item] = true;
-                    const std::uint8_t* there =
-                        cells.lines + line * kLineBytes + (position - cells.starts[line]);
+                    const std::size_t place = position - cells.starts[line];
                     bool same =
                         !cells.last_keys ||
                         cells.last_keys[position] ==
                             pair_key(code, (pair + 3) % layout_.num_pairs(), layout_.num_splits);
-                    for (std::size_t at = 0; at < from.splits.size(); ++at)
-                        same &= there[at * kLineItems] ==
-                                code_or_zero(code, from.splits[at], layout_.num_splits);
+                    same &= is_same(cells.lines, line, place, code, pair, 1);
+                    if (cells.second_lines)
+                        same &=
+                            is_same(cells.second_lines, line, place, code, pair, kSecondLineAhead);
                     if (!same)
-                        refuse("cell_lines or cell_last_keys: the codes of item " +
-                               std::to_string(item) + " are not those in codes");
+                        refuse(
+                            "cell_lines, cell_second_lines or cell_last_keys: the codes of item " +
+                            std::to_string(item) + " are not those in codes");
                 }
             });
         }
         refuse("cell_items has other items than there are");
+    }
+
+    bool is_same(const std::uint8_t* lines, std::size_t line, std::size_t place,
+                 const std::uint8_t* code, std::size_t pair, std::size_t ahead) const {
+        std::array<std::uint8_t, kLineBytes> expected;
+        LineSplits(pair, layout_.num_splits, ahead)
+            .write(code, layout_.num_splits, expected.data(), place);
+        const std::uint8_t* there = lines + line * kLineBytes;
+        for (std::size_t at = place; at < kLineBytes; at += kLineItems)
+            if (there[at] != expected[at]) return false;
+        return true;
     }
 
     const CellLayout& layout_;

@@ -31,6 +31,7 @@ CELL_PARTS = (
     "cell_lines",
     "cell_starts",
     "cell_last_keys",
+    "cell_second_lines",
     "cell_items",
 )
 
@@ -40,7 +41,7 @@ CELLS_FOR_ALL = _NARROW**2  # items of a catalogue that has cells, whatever its 
 _BLOCK_ITEMS = 64
 _SORTED_SPLITS = 2  # which have no row of codes in the lists
 _LINE_BYTES = 64
-_LAST_KEY_PAIRS = 4  # from which on there are last keys
+_LAST_KEY_PAIRS = 4  # with which there are last keys; with more, second lines
 
 _Shape: TypeAlias = tuple[int, ...]
 
@@ -133,7 +134,8 @@ def _forms(
             "cell_overflow": ("u4", (cells + pairs,)),
             "cell_lines": ("u1", (lines, _LINE_BYTES)),
             "cell_starts": ("u4", (lines + pairs,)),
-            "cell_last_keys": ("u2", (pairs if pairs >= _LAST_KEY_PAIRS else 0, num_items)),
+            "cell_last_keys": ("u2", (pairs if pairs == _LAST_KEY_PAIRS else 0, num_items)),
+            "cell_second_lines": ("u1", (lines if pairs > _LAST_KEY_PAIRS else 0, _LINE_BYTES)),
             "cell_items": ("u4", (pairs, num_items)),
         }
     return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in forms.items()}
