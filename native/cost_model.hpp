@@ -15,8 +15,8 @@ namespace recprune {
 // The costs of one query, in nanoseconds.
 class CostModel {
   public:
-    CostModel(const Costs& costs, std::size_t num_items, std::size_t k)
-        : costs_(costs), num_items_(num_items), k_(k) {}
+    CostModel(const Costs& costs, std::size_t num_items, std::size_t num_splits, std::size_t k)
+        : costs_(costs), num_items_(num_items), num_splits_(num_splits), k_(k) {}
 
     // Whether cells may be faster than a scan: if not, they are not even counted.
     bool cells_may_pay() const { return costs_.cells + finding() < scan(); }
@@ -46,11 +46,14 @@ class CostModel {
     static constexpr double kFirstRoundPower = 0.5;
 
     double items() const { return static_cast<double>(num_items_); }
-    double scan() const { return costs_.scanned_item * items(); }
+    double scan() const {
+        return costs_.scanned_item * items() * static_cast<double>(num_splits_) / kUsualSplits;
+    }
     double finding() const { return costs_.found_item * static_cast<double>(k_); }
 
     const Costs& costs_;
     std::size_t num_items_;
+    std::size_t num_splits_;
     std::size_t k_;
 };
 

@@ -142,7 +142,7 @@ inline double predicted_slack(const IndexView& index, const Query& query, const 
 inline Method search_cells(const IndexView& index, const Query& query, const Request& request,
                            const Limits& limits, TopK& top, Stats& stats) {
     const Kernels& kernels = *request.kernels;
-    const CostModel costs(kernels.costs, index.num_items, query.k);
+    const CostModel costs(kernels.costs, index.num_items, index.num_splits, query.k);
     Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
     const double slack = predicted_slack(index, query, kernels, deficits);
     CellSearch search(*index.cells, index.codes.data(), kernels, query, limits, deficits, top,
@@ -190,7 +190,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
     if (method == Method::automatic) {
-        const CostModel costs(request.kernels->costs, index.num_items, query.k);
+        const CostModel costs(request.kernels->costs, index.num_items, index.num_splits, query.k);
         if (few_are_allowed(index, query, costs)) {
             pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
                            query, top, stats);

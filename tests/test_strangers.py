@@ -168,7 +168,7 @@ def try_recommender(folder: Path, rng: np.random.Generator, patch: pytest.Monkey
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     # How it is saved, how it is used, and how many changes are tried in an ordinary run.
     "full": (lambda to: save_index(to, "full", 30, 8, bias=True), try_index, 100),
-    "long codes": (lambda to: save_index(to, "full", 10, 13, bias=False), try_index, 50),
+    "long codes": (lambda to: save_index(to, "full", 2, 13, bias=False), try_index, 50),
     "short ring": (lambda to: save_index(to, "full", 10, 5, bias=False), try_index, 50),
     "full, all bytes": (lambda to: save_index(to, "full", 256, 8, bias=False), try_index, 50),
     "compact": (lambda to: save_index(to, "compact", 40, 8, bias=True), try_index, 100),

@@ -128,7 +128,7 @@ Kernels avx2_kernels() {
     const Kernels portable = portable_kernels();
     return {
         .name = "avx2",
-        .costs = {.scanned_item = 2.6, .line = 10.0, .cells = 20000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 2.6, .line = 25.0, .cells = 20000.0, .found_item = 200.0},
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,
         .look_up = portable.look_up,

@@ -353,7 +353,7 @@ RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const
 Kernels avx512_kernels() {
     return {
         .name = "avx512",
-        .costs = {.scanned_item = 0.24, .line = 7.0, .cells = 12000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 0.24, .line = 11.0, .cells = 12000.0, .found_item = 200.0},
         .sub_item_scores = sub_item_scores_avx512,
         .quantise = quantise_avx512,
         .look_up = look_up_avx512,

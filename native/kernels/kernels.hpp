@@ -65,7 +65,7 @@ struct LineBatch {
 // What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
 // effect, and no result hangs on it.
 struct Costs {
-    double scanned_item;  // nanoseconds for an item of a scan
+    double scanned_item;  // nanoseconds for an item of a scan, of eight splits
     double line;          // nanoseconds for a line of cells
     double cells;         // nanoseconds for a search by cells, however few lines it visits
     double found_item;    // nanoseconds that a wanted item costs more if it is found by cells

@@ -133,7 +133,7 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
-        .costs = {.scanned_item = 2.2, .line = 25.0, .cells = 30000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 2.2, .line = 60.0, .cells = 30000.0, .found_item = 200.0},
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,

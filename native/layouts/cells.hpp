@@ -13,10 +13,10 @@
 
 namespace recprune {
 
-// Splits that cells are made for: a ring of fewer than two pairs is none, and each pair has tables
-// of its own.
+// Splits that cells are made for: a ring of fewer than two pairs is none, and of more than eight a
+// search visits nearly all.
 constexpr std::size_t kFewestCellSplits = 4;
-constexpr std::size_t kMostCellSplits = 64;
+constexpr std::size_t kMostCellSplits = 16;
 constexpr std::size_t kMostPairs = kMostCellSplits / 2;
 // A line has codes of two more pairs. In a ring of four, the last one has keys of its own; in a
 // longer one, every line has a second one with the codes of the next two pairs.
@@ -24,6 +24,10 @@ constexpr std::size_t kPairsWithLastKeys = 4;
 constexpr std::size_t kPairsWithSecondLines = 5;
 // Cells for each item, at most: where there are more, nearly all are empty, and a scan is faster.
 constexpr std::size_t kMostCellsPerItem = 4;
+// The longer a ring, the larger the share of the cells that is visited. From so many pairs on a
+// scan is faster, unless there are so many items for each cell.
+constexpr std::size_t kManyPairs = 7;
+constexpr std::size_t kItemsPerCellOfMany = 64;
 
 constexpr std::size_t num_pairs_of(std::size_t num_splits) { return (num_splits + 1) / 2; }
 
@@ -36,9 +40,11 @@ constexpr std::size_t num_cells_of(std::size_t pair, std::size_t num_splits,
 
 // Whether an index of this size has cells.
 constexpr bool has_cells(std::size_t num_items, std::size_t num_splits, std::size_t num_sub_items) {
-    return num_splits >= kFewestCellSplits && num_splits <= kMostCellSplits &&
-           num_sub_items <= kMaxNarrowSubItems &&
-           num_items * kMostCellsPerItem >= num_sub_items * num_sub_items;
+    if (num_splits < kFewestCellSplits || num_splits > kMostCellSplits) return false;
+    if (num_sub_items > kMaxNarrowSubItems) return false;
+    const std::size_t num_cells = num_sub_items * num_sub_items;
+    return num_pairs_of(num_splits) < kManyPairs ? num_items * kMostCellsPerItem >= num_cells
+                                                 : num_items >= num_cells * kItemsPerCellOfMany;
 }
 
 // The code of an item in a split, 0 where there is no such split.

@@ -63,8 +63,8 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
 @settings(max_examples=FUZZ // 20 or 60, derandomize=not FUZZ)
 @given(
     st.integers(0, 2**32 - 1),
-    st.sampled_from([8, 8, 8, 4, 5, 6, 7, 13, 16, 32, 64]),
-    st.sampled_from([256, 100, 40]),
+    st.sampled_from([8, 8, 8, 4, 5, 6, 7, 12, 13, 16]),
+    st.sampled_from([256, 100, 30]),
     st.sampled_from([1, 10, 100, 1000]),
     st.floats(0.2, 3.0),
 )

@@ -378,7 +378,7 @@ class Index:
     def _require_parts(self, method: Method) -> None:
         if isinstance(method, Cells) and not self._may_have_cells():
             raise InputError(
-                "method cells needs the full layout and 4 to 64 splits of at most 256 sub-items"
+                "method cells needs the full layout and 4 to 16 splits of at most 256 sub-items"
             )
         if isinstance(method, Scan) and "list_offsets" not in self._arrays:
             raise InputError("method scan needs codes of type uint8")

@@ -36,7 +36,7 @@ CELL_PARTS = (
 )
 
 _NARROW = 256  # sub-items whose codes are bytes
-CELLS_FOR_ALL = _NARROW**2  # items of a catalogue that has cells, whatever its sub-items
+CELLS_FOR_ALL = 64 * _NARROW**2  # items of a catalogue that has cells, whatever its sub-items
 # Numbers of the saved format, as native/layouts and native/kernels have them.
 _BLOCK_ITEMS = 64
 _SORTED_SPLITS = 2  # which have no row of codes in the lists

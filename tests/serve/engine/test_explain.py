@@ -313,7 +313,7 @@ def test_what_would_cost_too_much_is_left_out() -> None:
         "needs 71,680,000 bytes in each worker, and the service allows 67,108,864: "
         "--max-method-bytes"
     )
-    assert run_of(told, "cells").unavailable.startswith("needs 8 splits")
+    assert run_of(told, "cells").unavailable.startswith("needs the full layout")
 
 
 def test_what_is_allowed_decides_what_is_traced() -> None:
