@@ -55,7 +55,7 @@ int add_rows(const CodeRow* rows, std::size_t count, std::size_t block, std::uin
 
 std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
                                  int limit, std::uint32_t* found, std::uint8_t* sums) {
-    const auto [sorted, rows, near, count] = filter;  // whatever is written to sums, these stay
+    const auto [sorted, rows, near, count, _] = filter;  // whatever is written to sums, these stay
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         std::uint8_t* totals = sums + num_found * kBlockItems;
@@ -152,6 +152,7 @@ Kernels portable_kernels() {
                   .cell_item = 1.5,
                   .found_item = 200.0,
                   .lists_are_cheap = false},
+        .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,
