@@ -126,7 +126,7 @@ class ListScan {
 
     // Blocks of a stretch that filters have left over. There is room for one more: kernels write
     // before they know whether it counts.
-    struct FoundBlocks {
+    struct LeftBlocks {
         std::array<std::uint32_t, kLongStretch + 1> blocks;
         std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
         std::array<std::uint64_t, kLongStretch + 1> items;  // a bit for each that is left over
@@ -247,16 +247,16 @@ class ListScan {
     void scan_stretch(std::size_t list, int left, std::size_t block, std::size_t stop,
                       std::size_t end) {
         look_up_second(list);
-        FoundBlocks found;
+        LeftBlocks found;
         const std::size_t far = rows_.size() - near_;
-        const std::size_t num_found =
+        const auto [num_found, num_close] =
             kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size(), refinement_},
                                  block, stop, left, found.blocks.data(), found.sums.data());
         const std::size_t num_kept =
             kernels_.filter_blocks(rows_.data() + near_, far, found.blocks.data(), num_found,
                                    found.sums.data(), left, found.items.data());
         count_bytes(stop - block, (stop - block) * near_ + num_found * far);
-        adapt(stop - block, num_found);
+        adapt(stop - block, num_close);
         const std::size_t num_left = take_out_padding(found, num_kept, end);
         if (counts_first_)
             buffer_blocks(list, found, num_left);
@@ -266,14 +266,14 @@ class ListScan {
 
     // Padding may have passed the filters if a list's last block did. Returns how many blocks have
     // more than that.
-    std::size_t take_out_padding(FoundBlocks& found, std::size_t count, std::size_t end) const {
+    std::size_t take_out_padding(LeftBlocks& found, std::size_t count, std::size_t end) const {
         if (count == 0 || found.blocks[count - 1] + std::size_t{1} != end) return count;
         std::uint64_t& items = found.items[count - 1];
         items &= layout_.real_items(end - 1);
         return items ? count : count - 1;
     }
 
-    void buffer_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
+    void buffer_blocks(std::size_t list, const LeftBlocks& found, std::size_t count) {
         const int first_deficit = deficits_.of_split(0)[list];
         for (std::size_t at = 0; at < count; ++at) {
             const std::uint8_t* sums = found.sums.data() + at * kBlockItems;
@@ -288,7 +288,7 @@ class ListScan {
         }
     }
 
-    void score_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
+    void score_blocks(std::size_t list, const LeftBlocks& found, std::size_t count) {
         // The ids of some of these items will be needed soon, each a cache miss.
         for (std::size_t at = 0; at < count; ++at)
             layout_.prefetch_item(found.blocks[at],

@@ -176,11 +176,11 @@ RECPRUNE_AVX2 std::uint64_t find_within_avx2(const std::uint8_t* sums, int limit
                        _mm256_set1_epi8(static_cast<char>(limit)));
 }
 
-RECPRUNE_AVX2 std::size_t find_blocks_avx2(const FilterRows& filter, std::size_t begin,
+RECPRUNE_AVX2 FoundBlocks find_blocks_avx2(const FilterRows& filter, std::size_t begin,
                                            std::size_t end, int limit, std::uint32_t* found,
                                            std::uint8_t* sums) {
     return find_blocks_body<64>(filter, begin, end, limit, found, sums, find_coarsely_avx2,
-                                look_up_sorted_avx2, add_rows_avx2);
+                                look_up_sorted_avx2, add_rows_avx2, find_within_avx2);
 }
 
 RECPRUNE_AVX2 std::size_t filter_blocks_avx2(const CodeRow* rows, std::size_t count,

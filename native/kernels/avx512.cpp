@@ -121,7 +121,7 @@ RECPRUNE_AVX512 void look_up_avx512(const std::uint8_t* table, const std::uint8_
 
 // Nothing here depends on a branch: every block's sums are written, and stay if the block is found.
 template <std::size_t known>
-RECPRUNE_AVX512 std::size_t find_blocks_in(const FilterRows& filter, std::size_t begin,
+RECPRUNE_AVX512 FoundBlocks find_blocks_in(const FilterRows& filter, std::size_t begin,
                                            std::size_t end, int limit, std::uint32_t* found,
                                            std::uint8_t* sums) {
     const auto [sorted, rows, near, count, _] = filter;
@@ -138,10 +138,10 @@ RECPRUNE_AVX512 std::size_t find_blocks_in(const FilterRows& filter, std::size_t
         last_found = passing ? block : last_found;
         prefetch_rows(rows + near, count - near, last_found);
     }
-    return num_found;
+    return {num_found, num_found};
 }
 
-RECPRUNE_AVX512 std::size_t find_blocks_avx512(const FilterRows& rows, std::size_t begin,
+RECPRUNE_AVX512 FoundBlocks find_blocks_avx512(const FilterRows& rows, std::size_t begin,
                                                std::size_t end, int limit, std::uint32_t* found,
                                                std::uint8_t* sums) {
     constexpr std::array kFind = {

@@ -76,22 +76,32 @@ RECPRUNE_AVX512BW void quantise_avx512bw(const float* scores, std::size_t count,
     }
 }
 
-// A table of 128 bytes as 64 words: entry b, and entry b + 64 in the upper byte. One permutation
-// finds both at once.
+// A table of words, looked up by one permutation: entry b of a table of 64 bytes, and in the upper
+// byte that of another one.
 struct WordTable {
     __m512i halves[2];
 };
-constexpr std::size_t kWordTableEntries = 128;
 
-RECPRUNE_AVX512BW inline WordTable load_words(const std::uint8_t* table) {
+RECPRUNE_AVX512BW inline WordTable load_words(const std::uint8_t* lower,
+                                              const std::uint8_t* upper) {
     auto words = [&](std::size_t first) RECPRUNE_AVX512BW {
-        auto load = [&](std::size_t entry) RECPRUNE_AVX512BW {
-            const auto* bytes = reinterpret_cast<const __m256i*>(table + entry);
+        auto load = [&](const std::uint8_t* table) RECPRUNE_AVX512BW {
+            const auto* bytes = reinterpret_cast<const __m256i*>(table + first);
             return _mm512_cvtepu8_epi16(_mm256_loadu_si256(bytes));
         };
-        return _mm512_or_si512(load(first), _mm512_slli_epi16(load(first + kBytes), 8));
+        return _mm512_or_si512(load(lower), _mm512_slli_epi16(load(upper), 8));
     };
     return {{words(0), words(kWords)}};
+}
+
+// Of a table of 64 bytes, with every entry in both bytes of its word.
+RECPRUNE_AVX512BW inline WordTable load_64(const std::uint8_t* table) {
+    return load_words(table, table);
+}
+
+// Of one of 128 bytes.
+RECPRUNE_AVX512BW inline WordTable load_128(const std::uint8_t* table) {
+    return load_words(table, table + kBytes);
 }
 
 // Words that belong to the codes in even and in odd places.
@@ -107,16 +117,23 @@ RECPRUNE_AVX512BW inline FoundWords find_words(const WordTable& table, __m512i c
             _mm512_permutex2var_epi16(table.halves[0], odd_codes, table.halves[1])};
 }
 
+constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
+
+// The entries at 64 codes, by their six lowest bits.
+RECPRUNE_AVX512BW inline __m512i look_up_64(const WordTable& table, __m512i codes) {
+    const FoundWords words = find_words(table, codes);
+    return _mm512_mask_blend_epi8(kOdd, words.even, words.odd);
+}
+
 // Which byte of each code's word it is, the code's bit 6 says.
 RECPRUNE_AVX512BW inline __m512i choose_bytes(const FoundWords& words, __m512i codes) {
-    constexpr __mmask64 kOdd = 0xAAAAAAAAAAAAAAAAull;
     const __m512i lower = _mm512_mask_blend_epi8(kOdd, words.even, _mm512_slli_epi16(words.odd, 8));
     const __m512i upper = _mm512_mask_blend_epi8(kOdd, _mm512_srli_epi16(words.even, 8), words.odd);
     const __mmask64 bit6 = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(0x40));
     return _mm512_mask_blend_epi8(bit6, lower, upper);
 }
 
-// The entries at 64 codes, by their seven lowest bits.
+// The same by seven bits.
 RECPRUNE_AVX512BW inline __m512i look_up_128(const WordTable& table, __m512i codes) {
     return choose_bytes(find_words(table, codes), codes);
 }
@@ -135,8 +152,8 @@ RECPRUNE_AVX512BW inline __m512i look_up_256(const WordTable& first, const WordT
 
 RECPRUNE_AVX512BW void look_up_avx512bw(const std::uint8_t* table, const std::uint8_t* codes,
                                         std::uint8_t* out) {
-    const WordTable first = load_words(table);
-    const WordTable second = load_words(table + kWordTableEntries);
+    const WordTable first = load_128(table);
+    const WordTable second = load_128(table + 2 * kBytes);
     for (std::size_t i = 0; i < kMaxNarrowSubItems; i += kBytes)
         _mm512_storeu_si512(out + i, look_up_256(first, second, _mm512_loadu_si512(codes + i)));
 }
@@ -183,52 +200,63 @@ RECPRUNE_AVX512BW inline __m512i look_up_sorted(const SortedRow& row, std::size_
     return _mm512_mask_blend_epi8(bit5, below, above);
 }
 
-// Tables of rows, ready for look-ups: two of 128 entries for a whole row, one for half a row.
-class RowTables {
-  public:
-    RECPRUNE_AVX512BW void add(const std::uint8_t* deficits) {
-        tables_[count_++] = load_words(deficits);
-    }
-    RECPRUNE_AVX512BW const WordTable& operator[](std::size_t table) const {
-        return tables_[table];
-    }
-
-  private:
-    std::size_t count_ = 0;
-    std::array<WordTable, 2 * kMostCoarseRows> tables_;
-};
-
 RECPRUNE_AVX512BW inline __m512i codes_of(const CodeRow& row, std::size_t block) {
     return _mm512_loadu_si512(row.codes + block * kBlockItems);
 }
 
-// With the number of rows known at compile time, no loop over them has an end to be mispredicted;
-// where there are more, or whole ones, `known` is kMostKnownRows.
+// Coarse rows, ready for look-ups.
+class CoarseSums {
+  public:
+    RECPRUNE_AVX512BW explicit CoarseSums(const CoarseRows& coarse) : coarse_(coarse) {
+        const auto [rows, whole, half, quarter] = coarse;
+        WordTable* table = tables_.data();
+        for (std::size_t row = 0; row < whole + half + quarter; ++row) {
+            const std::uint8_t* deficits = rows[row].deficits;
+            *table++ = row < whole + half ? load_128(deficits) : load_64(deficits);
+            if (row < whole) *table++ = load_128(deficits + 2 * kBytes);
+        }
+    }
+
+    // Adds the deficits of a block's items in the rows that are whole or half.
+    RECPRUNE_AVX512BW __m512i add_finer(__m512i sums, std::size_t block) const {
+        const auto [rows, whole, half, _] = coarse_;
+        const WordTable* table = tables_.data();
+        for (std::size_t row = 0; row < whole; ++row, table += 2)
+            sums =
+                _mm512_adds_epu8(sums, look_up_256(table[0], table[1], codes_of(rows[row], block)));
+        for (std::size_t row = whole; row < whole + half; ++row, ++table)
+            sums = _mm512_adds_epu8(sums, look_up_128(*table, codes_of(rows[row], block)));
+        return sums;
+    }
+
+    // The same for the others, which are `quarter`.
+    RECPRUNE_AVX512BW __m512i add_quarters(__m512i sums, std::size_t block,
+                                           std::size_t quarter) const {
+        const CodeRow* rows = coarse_.rows + coarse_.whole + coarse_.half;
+        const WordTable* tables = tables_.data() + 2 * coarse_.whole + coarse_.half;
+        for (std::size_t row = 0; row < quarter; ++row)
+            sums = _mm512_adds_epu8(sums, look_up_64(tables[row], codes_of(rows[row], block)));
+        return sums;
+    }
+
+  private:
+    CoarseRows coarse_;
+    std::array<WordTable, 2 * kMostCoarseRows> tables_;
+};
+
+// With their number known at compile time, no loop over rows has an end to be mispredicted; for
+// more of them, or finer ones, `known` is kMostKnownRows.
 template <std::size_t known>
 RECPRUNE_AVX512BW std::size_t find_coarsely_in(const SortedRow& sorted, const CoarseRows& coarse,
                                                std::size_t begin, std::size_t end, int limit,
                                                std::uint32_t* found, std::uint64_t* items) {
-    const auto [rows, whole, half, _] = coarse;
-    const std::size_t count = known < kMostKnownRows ? known : whole + half;
-    RowTables tables;
-    for (std::size_t row = 0; row < count; ++row) {
-        tables.add(rows[row].deficits);
-        if (row < whole) tables.add(rows[row].deficits + kWordTableEntries);
-    }
+    const CoarseSums rows(coarse);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         __m512i sums = look_up_sorted(sorted, block);
-        std::size_t row = 0;
-        if constexpr (known == kMostKnownRows) {
-            for (; row < whole; ++row)
-                sums = _mm512_adds_epu8(sums, look_up_256(tables[2 * row], tables[2 * row + 1],
-                                                          codes_of(rows[row], block)));
-        }
-        const std::size_t offset = known < kMostKnownRows ? 0 : whole;
-        for (; row < count; ++row)
-            sums = _mm512_adds_epu8(sums,
-                                    look_up_128(tables[offset + row], codes_of(rows[row], block)));
+        if constexpr (known == kMostKnownRows) sums = rows.add_finer(sums, block);
+        sums = rows.add_quarters(sums, block, known < kMostKnownRows ? known : coarse.quarter);
         const std::uint64_t within = _mm512_cmple_epu8_mask(sums, limits);
         // Written always, counted only if there are any: no branch to mispredict.
         found[num_found] = static_cast<std::uint32_t>(block);
@@ -246,8 +274,8 @@ RECPRUNE_AVX512BW std::size_t find_coarsely_avx512bw(const SortedRow& sorted,
                                   find_coarsely_in<2>, find_coarsely_in<3>,
                                   find_coarsely_in<4>, find_coarsely_in<5>,
                                   find_coarsely_in<6>, find_coarsely_in<kMostKnownRows>};
-    const std::size_t known =
-        coarse.whole > 0 ? kMostKnownRows : std::min(coarse.half, kMostKnownRows);
+    const bool has_finer = coarse.whole + coarse.half > 0;
+    const std::size_t known = has_finer ? kMostKnownRows : std::min(coarse.quarter, kMostKnownRows);
     return kFind[known](sorted, coarse, begin, end, limit, found, items);
 }
 
@@ -261,9 +289,9 @@ RECPRUNE_AVX512BW void add_rows_avx512bw(const CodeRow* rows, std::size_t count,
     __m512i totals = _mm512_loadu_si512(sums);
     for (std::size_t row = 0; row < count; ++row) {
         const std::uint8_t* deficits = rows[row].deficits;
-        totals = _mm512_adds_epu8(
-            totals, look_up_256(load_words(deficits), load_words(deficits + kWordTableEntries),
-                                codes_of(rows[row], block)));
+        totals = _mm512_adds_epu8(totals,
+                                  look_up_256(load_128(deficits), load_128(deficits + 2 * kBytes),
+                                              codes_of(rows[row], block)));
     }
     _mm512_storeu_si512(sums, totals);
 }
@@ -273,12 +301,12 @@ RECPRUNE_AVX512BW std::uint64_t find_within_avx512bw(const std::uint8_t* sums, i
                                   _mm512_set1_epi8(static_cast<char>(limit)));
 }
 
-RECPRUNE_AVX512BW std::size_t find_blocks_avx512bw(const FilterRows& filter, std::size_t begin,
+RECPRUNE_AVX512BW FoundBlocks find_blocks_avx512bw(const FilterRows& filter, std::size_t begin,
                                                    std::size_t end, int limit, std::uint32_t* found,
                                                    std::uint8_t* sums) {
-    return find_blocks_body<kWordTableEntries>(filter, begin, end, limit, found, sums,
-                                               find_coarsely_avx512bw, look_up_sorted_avx512bw,
-                                               add_rows_avx512bw);
+    return find_blocks_body<kBytes>(filter, begin, end, limit, found, sums, find_coarsely_avx512bw,
+                                    look_up_sorted_avx512bw, add_rows_avx512bw,
+                                    find_within_avx512bw);
 }
 
 RECPRUNE_AVX512BW std::size_t filter_blocks_avx512bw(const CodeRow* rows, std::size_t count,
@@ -295,7 +323,7 @@ Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();  // whose cells it borrows
     kernels.name = "avx512bw";
     kernels.costs.scanned_item = 0.27;
-    kernels.refinements = CoarseTables<kWordTableEntries>::kRounds;
+    kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;
     kernels.look_up = look_up_avx512bw;

@@ -46,6 +46,12 @@ struct FilterRows {
     std::size_t refinement;
 };
 
+// What find_blocks has done: blocks that it has found, and those at which it had to look closely.
+struct FoundBlocks {
+    std::size_t found;
+    std::size_t close;
+};
+
 // Cells of a pair of splits: the combinations of two codes of one byte.
 constexpr std::size_t kCells = kMaxNarrowSubItems * kMaxNarrowSubItems;
 // Items of a cell whose keys lie side by side: keys of two bytes that fill one register of AVX-512.
@@ -106,8 +112,8 @@ struct Kernels {
     // Finds the blocks in [begin, end) with an item whose deficits in the sorted and the near rows
     // add up to at most `limit` (≤ 254), and prefetches the other rows of these blocks. Writes the
     // blocks and, 64 for each, their items' sums, saturated at 255, or for an item beyond the limit
-    // any sum beyond it; returns how many. There is room for one more than all blocks.
-    std::size_t (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
+    // any sum beyond it. There is room for one more than all blocks.
+    FoundBlocks (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
                                int limit, std::uint32_t* found, std::uint8_t* sums);
 
     // Keeps those of `num_blocks` blocks with an item whose sum and deficits in these rows add up

@@ -137,10 +137,10 @@ std::uint64_t find_within_neon(const std::uint8_t* sums, int limit) {
     return find_within(vld1q_u8_x4(sums), limit);
 }
 
-std::size_t find_blocks_neon(const FilterRows& filter, std::size_t begin, std::size_t end,
+FoundBlocks find_blocks_neon(const FilterRows& filter, std::size_t begin, std::size_t end,
                              int limit, std::uint32_t* found, std::uint8_t* sums) {
     return find_blocks_body<kQuarter>(filter, begin, end, limit, found, sums, find_coarsely_neon,
-                                      look_up_sorted_neon, add_rows_neon);
+                                      look_up_sorted_neon, add_rows_neon, find_within_neon);
 }
 
 std::size_t filter_blocks_neon(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,

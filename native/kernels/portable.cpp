@@ -53,7 +53,7 @@ int add_rows(const CodeRow* rows, std::size_t count, std::size_t block, std::uin
     return kAdd[count](rows, block, sums);
 }
 
-std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
+FoundBlocks find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
                                  int limit, std::uint32_t* found, std::uint8_t* sums) {
     const auto [sorted, rows, near, count, _] = filter;  // whatever is written to sums, these stay
     std::size_t num_found = 0;
@@ -69,7 +69,7 @@ std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, st
         prefetch_rows(rows + near, count - near, block);
         found[num_found++] = static_cast<std::uint32_t>(block);
     }
-    return num_found;
+    return {num_found, num_found};
 }
 
 std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,

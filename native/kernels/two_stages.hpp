@@ -102,24 +102,17 @@ using AddRows = void (*)(const CodeRow* rows, std::size_t count, std::size_t blo
 // Writes the deficits of all 64 items of a block in the sorted row.
 using LookUpSorted = void (*)(const SortedRow& row, std::size_t block, std::uint8_t* sums);
 
-// The same for these items of a block alone; returns which of them are within the limit.
-RECPRUNE_BODY std::uint64_t add_one_by_one(const CodeRow* rows, std::size_t count,
-                                           std::size_t block, std::uint64_t items, int limit,
-                                           std::uint8_t* sums) {
-    std::uint64_t within = 0;
-    for (std::uint64_t left = items; left; left &= left - 1) {
-        const auto lane = static_cast<std::size_t>(std::countr_zero(left));
-        int sum = sums[lane];
-        for (std::size_t row = 0; row < count; ++row)
-            sum += rows[row].deficits[rows[row].codes[block * kBlockItems + lane]];
-        sums[lane] = static_cast<std::uint8_t>(std::min(sum, kFullDeficit));
-        within |= static_cast<std::uint64_t>(sum <= limit) << lane;
-    }
-    return within;
+// Which of a block's 64 items have a sum of at most `limit`.
+using FindWithin = std::uint64_t (*)(const std::uint8_t* sums, int limit);
+
+// Adds the deficits of one item in these rows to its sum.
+RECPRUNE_BODY int add_one(const CodeRow* rows, std::size_t count, std::size_t place, int sum) {
+    for (std::size_t row = 0; row < count; ++row) sum += rows[row].deficits[rows[row].codes[place]];
+    return sum;
 }
 
-RECPRUNE_BODY std::uint8_t sorted_deficit(const SortedRow& row, std::size_t block,
-                                          std::size_t lane) {
+// Those of an item in the sorted row.
+RECPRUNE_BODY int sorted_deficit(const SortedRow& row, std::size_t block, std::size_t lane) {
     const std::uint64_t up_to_lane = row.changes[block] << (kBlockItems - 1 - lane);
     return row.deficits[row.bases[block] + static_cast<std::size_t>(std::popcount(up_to_lane))];
 }
@@ -127,42 +120,48 @@ RECPRUNE_BODY std::uint8_t sorted_deficit(const SortedRow& row, std::size_t bloc
 // Both stages, as find_blocks of a table of kernels. Of items that the first stage rejects, the
 // sums are written as full.
 template <std::size_t shortest>
-RECPRUNE_BODY std::size_t find_blocks_body(const FilterRows& filter, std::size_t begin,
+RECPRUNE_BODY FoundBlocks find_blocks_body(const FilterRows& filter, std::size_t begin,
                                            std::size_t end, int limit, std::uint32_t* found,
                                            std::uint8_t* sums, FindCoarsely find_coarsely,
-                                           LookUpSorted look_up_sorted, AddRows add_rows) {
-    const CoarseTables<shortest> coarse(filter.rows, filter.near, filter.refinement);
-    constexpr std::size_t kBlocks = 64;  // at once: their masks stay in the nearest cache
+                                           LookUpSorted look_up_sorted, AddRows add_rows,
+                                           FindWithin find_within) {
+    const auto [sorted, rows, near, count, refinement] = filter;
+    const CoarseTables<shortest> coarse(rows, near, refinement);
+    constexpr std::size_t kBlocks =
+        64;  // at once: what is known of them stays in the nearest cache
+    std::array<std::uint32_t, kBlocks + 1> blocks;
     std::array<std::uint64_t, kBlocks + 1> items;
-    std::size_t num_found = 0;
+    FoundBlocks result{0, 0};
     for (std::size_t first = begin; first < end; first += kBlocks) {
-        std::uint32_t* blocks = found + num_found;
-        const std::size_t count =
-            find_coarsely(filter.sorted, coarse.rows(), first, std::min(first + kBlocks, end),
-                          limit, blocks, items.data());
-        for (std::size_t at = 0; at < count; ++at)
-            prefetch_rows(filter.rows + filter.near, filter.count - filter.near, blocks[at]);
-        for (std::size_t at = 0; at < count; ++at) {
-            std::uint8_t* totals = sums + (num_found + at) * kBlockItems;
+        const std::size_t num_close =
+            find_coarsely(sorted, coarse.rows(), first, std::min(first + kBlocks, end), limit,
+                          blocks.data(), items.data());
+        result.close += num_close;
+        for (std::size_t at = 0; at < num_close; ++at) {
+            const std::uint32_t block = blocks[at];
+            std::uint8_t* totals = sums + result.found * kBlockItems;
+            bool any_within = false;
             if (std::popcount(items[at]) > kFewItems) {
-                look_up_sorted(filter.sorted, blocks[at], totals);
-                add_rows(filter.rows, filter.near, blocks[at], totals);
-                continue;
+                look_up_sorted(sorted, block, totals);
+                add_rows(rows, near, block, totals);
+                any_within = find_within(totals, limit) != 0;
+            } else {
+                std::memset(totals, kFullDeficit, kBlockItems);
+                for (std::uint64_t left = items[at]; left; left &= left - 1) {
+                    const auto lane = static_cast<std::size_t>(std::countr_zero(left));
+                    const int sum = add_one(rows, near, block * kBlockItems + lane,
+                                            sorted_deficit(sorted, block, lane));
+                    totals[lane] = static_cast<std::uint8_t>(std::min(sum, kFullDeficit));
+                    any_within |= sum <= limit;
+                }
             }
-            std::memset(totals, kFullDeficit, kBlockItems);
-            for (std::uint64_t left = items[at]; left; left &= left - 1) {
-                const auto lane = static_cast<std::size_t>(std::countr_zero(left));
-                totals[lane] = sorted_deficit(filter.sorted, blocks[at], lane);
-            }
-            add_one_by_one(filter.rows, filter.near, blocks[at], items[at], limit, totals);
+            prefetch_rows(rows + near, count - near, block);
+            found[result.found] = block;
+            result.found += any_within;
         }
-        num_found += count;
     }
-    return num_found;
+    return result;
 }
-
-// Which of a block's 64 items have a sum of at most `limit`.
-using FindWithin = std::uint64_t (*)(const std::uint8_t* sums, int limit);
 
 // As filter_blocks of a table of kernels: only items whose sums are within the limit so far are
 // looked up, unless they are many.
@@ -180,7 +179,12 @@ RECPRUNE_BODY std::size_t filter_blocks_body(const CodeRow* rows, std::size_t co
             add_rows(rows, count, block, totals);
             within = find_within(totals, limit);
         } else {
-            within = add_one_by_one(rows, count, block, within, limit, totals);
+            for (std::uint64_t left = count > 0 ? within : 0; left; left &= left - 1) {
+                const auto lane = static_cast<std::size_t>(std::countr_zero(left));
+                const int sum = add_one(rows, count, block * kBlockItems + lane, totals[lane]);
+                totals[lane] = static_cast<std::uint8_t>(std::min(sum, kFullDeficit));
+                if (sum > limit) within &= ~(std::uint64_t{1} << lane);
+            }
         }
         blocks[kept] = block;
         items[kept] = within;

@@ -192,8 +192,9 @@ void check_filters(const Kernels& kernels, const RandomBlocks& blocks, std::size
     std::vector<std::uint8_t> sums((count + 1) * kBlockItems);
     std::vector<std::uint64_t> items(count + 1);
     const FilterRows filter{blocks.sorted(), blocks.rows(), near, blocks.num_rows(), refinement};
-    const std::size_t num_found =
+    const auto [num_found, num_close] =
         kernels.find_blocks(filter, begin, count, limit, found.data(), sums.data());
+    if (num_close < num_found) disagree(kernels, "find_blocks counted too few");
     std::size_t at = 0;
     for (std::size_t block = begin; block < count; ++block) {
         const bool is_found = at < num_found && found[at] == block;
