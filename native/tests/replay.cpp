@@ -58,7 +58,7 @@ std::vector<float> random_floats(std::size_t count, Random& random) {
 // --- kernels ---
 
 void check_sub_item_scores(const Kernels& kernels, Random& random) {
-    for (std::size_t num_sub_items : {1, 5, 64, 100, 256, 300}) {
+    for (std::size_t num_sub_items : {1u, 5u, 64u, 100u, 256u, 300u}) {
         const std::size_t num_splits = 1 + random() % 4;
         const std::size_t width = 1 + random() % 40;
         const auto phi = random_floats(num_splits * width, random);
@@ -224,7 +224,7 @@ void check_filters(const Kernels& kernels, const RandomBlocks& blocks, std::size
 
 void check_filters(const Kernels& kernels, Random& random) {
     constexpr int kLimits = kFullDeficit;  // 0 to 254
-    for (std::size_t num_rows : {0, 1, 2, 6, 7, 14, 40}) {
+    for (std::size_t num_rows : {0u, 1u, 2u, 6u, 7u, 14u, 40u}) {
         const RandomBlocks blocks(1 + random() % 40, num_rows, random);
         const Sums all_sums = sums_of(blocks, num_rows);
         for (std::size_t near : {num_rows, num_rows / 2}) {
