@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -136,17 +138,24 @@ RECPRUNE_AVX2 RECPRUNE_BODY void add_rows(const CodeRow* rows, std::size_t count
     }
 }
 
-RECPRUNE_AVX2 std::size_t find_coarsely_avx2(const SortedRow& sorted, const CoarseRows& coarse,
-                                             std::size_t begin, std::size_t end, int limit,
-                                             std::uint32_t* found, std::uint64_t* items) {
+// With their number known at compile time, no loop over rows has an end to be mispredicted; for
+// more of them, or finer ones, `known` is kMostKnownRows.
+template <std::size_t known>
+RECPRUNE_AVX2 std::size_t find_coarsely_in(const SortedRow& sorted, const CoarseRows& coarse,
+                                           std::size_t begin, std::size_t end, int limit,
+                                           std::uint32_t* found, std::uint64_t* items) {
     const auto [rows, whole, half, quarter] = coarse;
     const __m256i limits = _mm256_set1_epi8(static_cast<char>(limit));
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         BlockBytes sums = look_up_sorted(sorted, block);
-        add_rows<256>(rows, whole, block, sums);
-        add_rows<128>(rows + whole, half, block, sums);
-        add_rows<64>(rows + whole + half, quarter, block, sums);
+        if constexpr (known == kMostKnownRows) {
+            add_rows<256>(rows, whole, block, sums);
+            add_rows<128>(rows + whole, half, block, sums);
+            add_rows<64>(rows + whole + half, quarter, block, sums);
+        } else {
+            add_rows<64>(rows, known, block, sums);
+        }
         const std::uint64_t within = find_within(sums, limits);
         // Written always, counted only if there are any: no branch to mispredict.
         found[num_found] = static_cast<std::uint32_t>(block);
@@ -154,6 +163,18 @@ RECPRUNE_AVX2 std::size_t find_coarsely_avx2(const SortedRow& sorted, const Coar
         num_found += within != 0;
     }
     return num_found;
+}
+
+RECPRUNE_AVX2 std::size_t find_coarsely_avx2(const SortedRow& sorted, const CoarseRows& coarse,
+                                             std::size_t begin, std::size_t end, int limit,
+                                             std::uint32_t* found, std::uint64_t* items) {
+    constexpr std::array kFind = {find_coarsely_in<0>, find_coarsely_in<1>,
+                                  find_coarsely_in<2>, find_coarsely_in<3>,
+                                  find_coarsely_in<4>, find_coarsely_in<5>,
+                                  find_coarsely_in<6>, find_coarsely_in<kMostKnownRows>};
+    const bool has_finer = coarse.whole + coarse.half > 0;
+    const std::size_t known = has_finer ? kMostKnownRows : std::min(coarse.quarter, kMostKnownRows);
+    return kFind[known](sorted, coarse, begin, end, limit, found, items);
 }
 
 RECPRUNE_AVX2 void look_up_sorted_avx2(const SortedRow& row, std::size_t block,
