@@ -292,7 +292,7 @@ Kernels avx2_kernels() {
                   .cell = 20.0,
                   .cell_item = 3.2,
                   .found_item = 1000.0,
-                  .lists_are_cheap = false},
+                  .lists_are_cheap = true},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,

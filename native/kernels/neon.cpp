@@ -158,6 +158,7 @@ Kernels neon_kernels() {
     kernels.name = "neon";
     // Not measured, but estimated from the instructions of the loop: docs/search.md.
     kernels.costs.scanned_item = 0.45;
+    kernels.costs.lists_are_cheap = true;
     kernels.refinements = CoarseTables<kQuarter>::kRounds;
     kernels.sub_item_scores = sub_item_scores_neon;
     kernels.quantise = quantise_neon;
