@@ -322,7 +322,7 @@ class ListScan {
 
     // A near row costs something for every block, the far ones cost much for the blocks that the
     // near ones do not reject. One row more or less changes their number by a factor of about ten,
-    // one step of refinement by a factor of about two.
+    // one step of refinement by less.
     void adapt(std::size_t blocks, std::size_t found) {
         stretch_ = std::min(2 * stretch_, kLongStretch);
         num_seen_ += blocks;

@@ -288,7 +288,7 @@ Kernels avx2_kernels() {
         .name = "avx2",
         // A scan is bound by look-ups, not by memory; tables of pairs are filled and gathered from
         // much faster than in plain C++.
-        .costs = {.scanned_item = 0.43,
+        .costs = {.scanned_item = 0.4,
                   .cell = 20.0,
                   .cell_item = 3.2,
                   .found_item = 1000.0,

@@ -322,7 +322,7 @@ RECPRUNE_AVX512BW std::size_t filter_blocks_avx512bw(const CodeRow* rows, std::s
 Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();  // whose cells it borrows
     kernels.name = "avx512bw";
-    kernels.costs.scanned_item = 0.27;
+    kernels.costs.scanned_item = 0.24;
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;
