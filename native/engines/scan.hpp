@@ -45,7 +45,7 @@ class ListScan {
           stats_(stats),
           sorted_row_{layout.bases.data(), layout.changes.data(), second_deficits_.data()},
           rows_(num_code_rows(layout.num_splits)),
-          near_(std::min(kUsualNear, rows_.size())),
+          near_(kernels.refinements > 0 ? rows_.size() : std::min(kUsualNear, rows_.size())),
           counts_first_(wants_many(query) && !query.allow && !query.item_bias &&
                         limits.over_inflation == 0.0 && !limits.has_deadline()),
           // Any of the first may be excluded.
@@ -109,6 +109,12 @@ class ListScan {
     // kFewFound, a row less.
     static constexpr std::size_t kManyFound = 4;
     static constexpr std::size_t kFewFound = 40;
+    // The same for a step of refinement, where kernels have that.
+    static constexpr std::size_t kManyUnrefined = 2;
+    static constexpr std::size_t kFewRefined = 8;
+    // If all but one in so many are found, more has to change, and sooner: so many steps at once.
+    static constexpr std::size_t kNearlyAll = 8;
+    static constexpr std::size_t kLeap = 3;
     // Items that may be wanted for candidates to be counted before any is scored: fewer are found
     // as fast as they come, and for more there should be no room.
     static constexpr std::size_t kFewestCounted = 48;
@@ -120,7 +126,7 @@ class ListScan {
 
     // Blocks of a stretch that filters have left over. There is room for one more: kernels write
     // before they know whether it counts.
-    struct FoundBlocks {
+    struct LeftBlocks {
         std::array<std::uint32_t, kLongStretch + 1> blocks;
         std::array<std::uint8_t, (kLongStretch + 1) * kBlockItems> sums;
         std::array<std::uint64_t, kLongStretch + 1> items;  // a bit for each that is left over
@@ -241,16 +247,16 @@ class ListScan {
     void scan_stretch(std::size_t list, int left, std::size_t block, std::size_t stop,
                       std::size_t end) {
         look_up_second(list);
-        FoundBlocks found;
+        LeftBlocks found;
         const std::size_t far = rows_.size() - near_;
-        const std::size_t num_found =
-            kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size()}, block, stop,
-                                 left, found.blocks.data(), found.sums.data());
+        const auto [num_found, num_close] =
+            kernels_.find_blocks({sorted_row_, rows_.data(), near_, rows_.size(), refinement_},
+                                 block, stop, left, found.blocks.data(), found.sums.data());
         const std::size_t num_kept =
             kernels_.filter_blocks(rows_.data() + near_, far, found.blocks.data(), num_found,
                                    found.sums.data(), left, found.items.data());
         count_bytes(stop - block, (stop - block) * near_ + num_found * far);
-        adapt(stop - block, num_found);
+        adapt(stop - block, num_close);
         const std::size_t num_left = take_out_padding(found, num_kept, end);
         if (counts_first_)
             buffer_blocks(list, found, num_left);
@@ -260,14 +266,14 @@ class ListScan {
 
     // Padding may have passed the filters if a list's last block did. Returns how many blocks have
     // more than that.
-    std::size_t take_out_padding(FoundBlocks& found, std::size_t count, std::size_t end) const {
+    std::size_t take_out_padding(LeftBlocks& found, std::size_t count, std::size_t end) const {
         if (count == 0 || found.blocks[count - 1] + std::size_t{1} != end) return count;
         std::uint64_t& items = found.items[count - 1];
         items &= layout_.real_items(end - 1);
         return items ? count : count - 1;
     }
 
-    void buffer_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
+    void buffer_blocks(std::size_t list, const LeftBlocks& found, std::size_t count) {
         const int first_deficit = deficits_.of_split(0)[list];
         for (std::size_t at = 0; at < count; ++at) {
             const std::uint8_t* sums = found.sums.data() + at * kBlockItems;
@@ -282,7 +288,7 @@ class ListScan {
         }
     }
 
-    void score_blocks(std::size_t list, const FoundBlocks& found, std::size_t count) {
+    void score_blocks(std::size_t list, const LeftBlocks& found, std::size_t count) {
         // The ids of some of these items will be needed soon, each a cache miss.
         for (std::size_t at = 0; at < count; ++at)
             layout_.prefetch_item(found.blocks[at],
@@ -315,18 +321,28 @@ class ListScan {
     }
 
     // A near row costs something for every block, the far ones cost much for the blocks that the
-    // near ones do not reject. One row more or less changes their number by a factor of about ten.
+    // near ones do not reject. One row more or less changes their number by a factor of about ten,
+    // one step of refinement by less.
     void adapt(std::size_t blocks, std::size_t found) {
         stretch_ = std::min(2 * stretch_, kLongStretch);
         num_seen_ += blocks;
         num_found_ += found;
-        if (num_seen_ < 2 * kLongStretch) return;
-        if (num_found_ * kManyFound > num_seen_ && near_ < rows_.size())
+        const bool nearly_all = (num_seen_ - num_found_) * kNearlyAll < num_seen_;
+        if (num_seen_ < (nearly_all ? kLongStretch / 2 : 2 * kLongStretch)) return;
+        const bool all_near = near_ == rows_.size();
+        if (!all_near && num_found_ * kManyFound > num_seen_)
             ++near_;
-        else if (num_found_ * kFewFound < num_seen_ && near_ > kFewestNear)
+        else if (all_near && num_found_ * kManyUnrefined > num_seen_)
+            refinement_ = std::min(refinement_ + (nearly_all ? kLeap : 1), most_refinement());
+        else if (refinement_ > 0 && num_found_ * kFewRefined < num_seen_)
+            --refinement_;
+        else if (near_ > kFewestNear && num_found_ * kFewFound < num_seen_)
             --near_;
         num_seen_ = num_found_ = 0;
     }
+
+    // Coarse rows are worth so little that all should be near before one is refined.
+    std::size_t most_refinement() const { return kernels_.refinements * rows_.size(); }
 
     void score_block(std::size_t list, std::size_t block, std::uint64_t mask) {
         const float before = top_.threshold();
@@ -394,8 +410,9 @@ class ListScan {
     std::array<std::uint8_t, kMaxNarrowSubItems + kBlockItems> second_deficits_{};
     std::size_t looked_up_ = kNoList;  // the list whose deficits they are
     SortedRow sorted_row_;
-    std::vector<CodeRow> rows_;  // of the splits after the second; the best come first
-    std::size_t near_;           // how many of them every block is held against
+    std::vector<CodeRow> rows_;   // of the splits after the second; the best come first
+    std::size_t near_;            // how many of them every block is held against
+    std::size_t refinement_ = 0;  // steps by which these are made finer, once all rows are near
     std::size_t stretch_ = kShortStretch;
     std::size_t num_seen_ = 0;  // blocks since the last change of near_, and those found in them
     std::size_t num_found_ = 0;

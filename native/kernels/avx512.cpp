@@ -24,7 +24,6 @@ namespace {
 // What a register holds.
 constexpr std::size_t kBytes = 64;
 constexpr std::size_t kFloats = 16;
-constexpr std::size_t kDoubles = 8;
 static_assert(kBytes == kBlockItems && kBytes == kLineBytes);
 
 struct Table {
@@ -40,55 +39,6 @@ RECPRUNE_AVX512 inline __m512i look_up(const Table& table, __m512i codes) {
     const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
     const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
     return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
-}
-
-RECPRUNE_AVX512 void sub_item_scores_avx512(const float* sequence_embedding,
-                                            const float* transposed, std::size_t num_splits,
-                                            std::size_t width, std::size_t num_sub_items,
-                                            float* sub_item_scores) {
-    constexpr std::size_t kVectors = 16;  // 256 sums: the table is read from front to back
-    for (std::size_t split = 0; split < num_splits; ++split) {
-        const float* phi = sequence_embedding + split * width;
-        const float* table = transposed + split * width * num_sub_items;
-        float* out = sub_item_scores + split * num_sub_items;
-        for (std::size_t first = 0; first < num_sub_items; first += kFloats * kVectors) {
-            __m512 sums[kVectors];
-            __mmask16 lanes[kVectors];
-            for (std::size_t v = 0; v < kVectors; ++v) {
-                const std::size_t begin = first + kFloats * v;
-                const std::size_t left = num_sub_items > begin ? num_sub_items - begin : 0;
-                lanes[v] = static_cast<__mmask16>(left >= kFloats ? 0xFFFFu : (1u << left) - 1u);
-                sums[v] = _mm512_mul_ps(_mm512_set1_ps(phi[0]),
-                                        _mm512_maskz_loadu_ps(lanes[v], table + begin));
-            }
-            for (std::size_t j = 1; j < width; ++j) {
-                const __m512 factor = _mm512_set1_ps(phi[j]);
-                const float* row = table + j * num_sub_items + first;
-                for (std::size_t v = 0; v < kVectors; ++v) {
-                    const __m512 product =
-                        _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(lanes[v], row + kFloats * v));
-                    sums[v] = _mm512_add_ps(sums[v], product);  // never fused: two roundings
-                }
-            }
-            for (std::size_t v = 0; v < kVectors; ++v)
-                _mm512_mask_storeu_ps(out + first + kFloats * v, lanes[v], sums[v]);
-        }
-    }
-}
-
-RECPRUNE_AVX512 void quantise_avx512(const float* scores, std::size_t count, double highest,
-                                     double scale, std::uint8_t* out) {
-    const __m512d highests = _mm512_set1_pd(highest);
-    const __m512d scales = _mm512_set1_pd(scale);
-    const __m512d full = _mm512_set1_pd(double{kFullDeficit});
-    for (std::size_t b = 0; b < count; b += kDoubles) {
-        const auto lanes =
-            static_cast<__mmask8>(count - b >= kDoubles ? 0xFFu : (1u << (count - b)) - 1u);
-        const __m512d values = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(lanes, scores + b));
-        const __m512d units = _mm512_mul_pd(_mm512_sub_pd(highests, values), scales);
-        const __m256i whole = _mm512_cvttpd_epi32(_mm512_min_pd(units, full));
-        _mm256_mask_cvtepi32_storeu_epi8(out + b, lanes, whole);
-    }
 }
 
 RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t count,
@@ -156,10 +106,10 @@ RECPRUNE_AVX512 void look_up_avx512(const std::uint8_t* table, const std::uint8_
 
 // Nothing here depends on a branch: every block's sums are written, and stay if the block is found.
 template <std::size_t known>
-RECPRUNE_AVX512 std::size_t find_blocks_in(const FilterRows& filter, std::size_t begin,
+RECPRUNE_AVX512 FoundBlocks find_blocks_in(const FilterRows& filter, std::size_t begin,
                                            std::size_t end, int limit, std::uint32_t* found,
                                            std::uint8_t* sums) {
-    const auto [sorted, rows, near, count] = filter;
+    const auto [sorted, rows, near, count, _] = filter;
     const RowSums<known> near_rows(rows, near);
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     std::size_t num_found = 0;
@@ -173,10 +123,10 @@ RECPRUNE_AVX512 std::size_t find_blocks_in(const FilterRows& filter, std::size_t
         last_found = passing ? block : last_found;
         prefetch_rows(rows + near, count - near, last_found);
     }
-    return num_found;
+    return {num_found, num_found};
 }
 
-RECPRUNE_AVX512 std::size_t find_blocks_avx512(const FilterRows& rows, std::size_t begin,
+RECPRUNE_AVX512 FoundBlocks find_blocks_avx512(const FilterRows& rows, std::size_t begin,
                                                std::size_t end, int limit, std::uint32_t* found,
                                                std::uint8_t* sums) {
     constexpr std::array kFind = {
@@ -351,11 +301,13 @@ RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const
 }  // namespace
 
 Kernels avx512_kernels() {
+    const Kernels without_vbmi = avx512bw_kernels();
     return {
         .name = "avx512",
         .costs = {.scanned_item = 0.24, .line = 11.0, .cells = 12000.0, .found_item = 200.0},
-        .sub_item_scores = sub_item_scores_avx512,
-        .quantise = quantise_avx512,
+        .refinements = 0,
+        .sub_item_scores = without_vbmi.sub_item_scores,
+        .quantise = without_vbmi.quantise,
         .look_up = look_up_avx512,
         .find_blocks = find_blocks_avx512,
         .filter_blocks = filter_blocks_avx512,

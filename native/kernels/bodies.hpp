@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.hpp"
 
-#define RECPRUNE_BODY [[gnu::always_inline]] inline
+#define RECPRUNE_BODY __attribute__((always_inline)) inline
 
 namespace recprune {
 

@@ -7,14 +7,20 @@
 namespace recprune {
 
 #if defined(__x86_64__)
-Kernels avx2_kernels();
-Kernels avx512_kernels();
-
 namespace {
 
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("popcnt");
+}
+
+bool has_avx512bw() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
 bool has_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+    return has_avx512bw() && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bitalg");
 }
 
@@ -27,7 +33,10 @@ const std::vector<Kernels>& available_kernels() {
 #if defined(__x86_64__)
         __builtin_cpu_init();
         if (has_avx512()) found.push_back(avx512_kernels());
-        if (__builtin_cpu_supports("avx2")) found.push_back(avx2_kernels());
+        if (has_avx512bw()) found.push_back(avx512bw_kernels());
+        if (has_avx2()) found.push_back(avx2_kernels());
+#elif defined(__aarch64__)
+        found.push_back(neon_kernels());
 #endif
         found.push_back(portable_kernels());
         return found;

@@ -36,11 +36,20 @@ struct SortedRow {
 };
 
 // All rows that a filter adds up. Every block is held against the sorted one and the near ones.
+// Some kernels do so coarsely at first: refinement is then how many steps it is made finer by, one
+// near row at a time.
 struct FilterRows {
     SortedRow sorted;
     const CodeRow* rows;
     std::size_t near;
     std::size_t count;
+    std::size_t refinement;
+};
+
+// What find_blocks has done: blocks that it has found, and those at which it had to look closely.
+struct FoundBlocks {
+    std::size_t found;
+    std::size_t close;
 };
 
 // Items of a line of the cell layout, of which it has four codes each: one cache line, and one
@@ -74,6 +83,7 @@ struct Costs {
 struct Kernels {
     const char* name;
     Costs costs;
+    std::size_t refinements;  // steps that find_blocks can refine each near row by
 
     // S[m][b] = Σ_j φ[m][j] · E[m][j][b], products rounded and added in the order of j.
     // `transposed` is E as [num_splits][width][num_sub_items].
@@ -90,15 +100,15 @@ struct Kernels {
 
     // Finds the blocks in [begin, end) with an item whose deficits in the sorted and the near rows
     // add up to at most `limit` (≤ 254), and prefetches the other rows of these blocks. Writes the
-    // blocks and, 64 for each, their items' sums, saturated at 255; returns how many. There is room
-    // for one more than all blocks.
-    std::size_t (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
+    // blocks and, 64 for each, their items' sums, saturated at 255, or for an item beyond the limit
+    // any sum beyond it. There is room for one more than all blocks.
+    FoundBlocks (*find_blocks)(const FilterRows& rows, std::size_t begin, std::size_t end,
                                int limit, std::uint32_t* found, std::uint8_t* sums);
 
     // Keeps those of `num_blocks` blocks with an item whose sum and deficits in these rows add up
-    // to at most `limit` (≤ 254): writes the blocks and the sums of everything, saturated, over
-    // those given, and a bit for each such item of a block to `items`, which has room for one more;
-    // returns how many.
+    // to at most `limit` (≤ 254): writes the blocks and the sums of everything, with the same
+    // freedom, over those given, and a bit for each such item of a block to `items`, which has room
+    // for one more; returns how many.
     std::size_t (*filter_blocks)(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
                                  std::size_t num_blocks, std::uint8_t* sums, int limit,
                                  std::uint64_t* items);
@@ -123,8 +133,16 @@ struct Kernels {
                  float tilt, float* sums);
 };
 
-// The kernels that run anywhere. Other tables borrow what they do not have faster.
+// The kernels that run anywhere. Other tables borrow what they do not have faster, from this or
+// from one another.
 Kernels portable_kernels();
+#if defined(__x86_64__)
+Kernels avx2_kernels();
+Kernels avx512bw_kernels();
+Kernels avx512_kernels();
+#elif defined(__aarch64__)
+Kernels neon_kernels();
+#endif
 
 // The kernels that this machine can run, the fastest first; the last one runs anywhere.
 const std::vector<Kernels>& available_kernels();

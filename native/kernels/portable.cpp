@@ -53,9 +53,9 @@ int add_rows(const CodeRow* rows, std::size_t count, std::size_t block, std::uin
     return kAdd[count](rows, block, sums);
 }
 
-std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
+FoundBlocks find_blocks_portable(const FilterRows& filter, std::size_t begin, std::size_t end,
                                  int limit, std::uint32_t* found, std::uint8_t* sums) {
-    const auto [sorted, rows, near, count] = filter;  // whatever is written to sums, these stay
+    const auto [sorted, rows, near, count, _] = filter;  // whatever is written to sums, these stay
     std::size_t num_found = 0;
     for (std::size_t block = begin; block < end; ++block) {
         std::uint8_t* totals = sums + num_found * kBlockItems;
@@ -69,7 +69,7 @@ std::size_t find_blocks_portable(const FilterRows& filter, std::size_t begin, st
         prefetch_rows(rows + near, count - near, block);
         found[num_found++] = static_cast<std::uint32_t>(block);
     }
-    return num_found;
+    return {num_found, num_found};
 }
 
 std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
@@ -134,6 +134,7 @@ Kernels portable_kernels() {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
         .costs = {.scanned_item = 2.2, .line = 60.0, .cells = 30000.0, .found_item = 200.0},
+        .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,
