@@ -235,7 +235,7 @@ def edge_application(settings: ServeSettings, given: Json, owner: Any = None) ->
     if settings.workers > 1 and settings.ray != "local" and settings.histories[:6] == "sqlite":
         raise InputError(
             "several edges may be on several machines, which cannot share the file of SQLite that "
-            "histories are kept in: give --history, with the URL of a Redis"
+            "histories are kept in: set histories (--history) to the URL of a Redis"
         )
     shards = [
         shard_deployment(number, settings.replicas, verify=True, owner=owner) for number in numbers

@@ -259,8 +259,13 @@ def _open_study(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sqlalchemy.URL.create("sqlite", database=str(path))
     try:
+        # Without a pool, whatever is opened is closed again, and not left for Python to find.
+        storage = optuna.storages.RDBStorage(
+            url.render_as_string(hide_password=False),
+            engine_kwargs={"poolclass": sqlalchemy.pool.NullPool},
+        )
         study = optuna.create_study(
-            storage=url.render_as_string(hide_password=False),
+            storage=storage,
             study_name="tuning",
             direction="maximize",
             pruner=optuna.pruners.MedianPruner(startup_trials, _WARMUP_EPOCHS),
