@@ -174,7 +174,7 @@ def _searches(workload: Workload, smaller: dict[int, Index]) -> dict[str, Search
     found = {
         f"{method} {_K}": index_search(index, method)
         for method in _METHODS
-        if unsuited(index, method) is None  # cells need eight splits
+        if unsuited(index, method) is None  # cells need 4 to 16 splits
     }
     for cutoff in _CUTOFFS:
         for method in _AT_CUTOFFS:

@@ -219,7 +219,7 @@ def _searches(workload: Workload) -> dict[str, Search]:
     return {
         method: index_search(workload.index, method)
         for method in _METHODS
-        if unsuited(workload.index, method) is None  # cells need eight splits
+        if unsuited(workload.index, method) is None  # cells need 4 to 16 splits
     }
 
 
