@@ -371,6 +371,7 @@ class CellSearch {
     // Leaves those whose whole sum is within the limit: four pairs are all of the ring.
     void hold_against_last_keys() {
         const std::size_t num_pairs = layout_.num_pairs();
+        const int limit = std::min(limit_, chains_.covers());
         stats_.bytes_touched += kKeyBytes * static_cast<std::int64_t>(scratch_.found.size());
         std::size_t left = 0;
         for (const Found& one : scratch_.found) {
@@ -380,7 +381,7 @@ class CellSearch {
             const int sum = one.sum + table_of(last)[key & 0xFF] + table_of(last + 1)[key >> 8];
             __builtin_prefetch(cells.items + one.position);
             scratch_.found[left] = one;  // counted if it is left: no branch
-            left += sum <= limit_;
+            left += sum <= limit;
         }
         scratch_.found.resize(left);
     }
