@@ -98,11 +98,15 @@ struct Record {
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
 // Whether `auto` scores the allowed items one by one.
-inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
+inline bool few_are_allowed(const IndexView& index, const Query& query, const Kernels& kernels,
+                            const CostModel& costs) {
     if (!query.allow || index.codes.empty()) return false;
+    constexpr std::size_t kWords =
+        512;  // between two looks: most masks allow many, and say so soon
+    const std::size_t num_words = (index.num_items + kWordBits - 1) / kWordBits;
     std::size_t count = 0;
-    for (std::size_t word = 0; word * kWordBits < index.num_items; ++word)
-        count += static_cast<std::size_t>(std::popcount(query.allow[word]));
+    for (std::size_t word = 0; word < num_words && costs.few_are_allowed(count); word += kWords)
+        count += kernels.count_bits(query.allow + word, std::min(kWords, num_words - word));
     return costs.few_are_allowed(count);
 }
 
@@ -157,9 +161,11 @@ inline void search_posting_lists(const IndexView& index, const Query& query, con
         prune(index.wide_codes);
 }
 
-inline void score_all(const IndexView& index, const Query& query, TopK& top, Stats& stats) {
+inline void score_all(const IndexView& index, const Query& query, const Kernels& kernels, TopK& top,
+                      Stats& stats) {
     auto score = [&](auto codes) {
-        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, top, stats);
+        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, kernels, top,
+               stats);
     };
     if (!index.wide_codes.empty())
         score(index.wide_codes);
@@ -175,7 +181,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
     Method method = request.method;
     if (method == Method::automatic) {
         const CostModel costs(request.kernels->costs, index.num_items, query.k);
-        if (few_are_allowed(index, query, costs)) {
+        if (few_are_allowed(index, query, *request.kernels, costs)) {
             pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
                            query, top, stats);
             return Method::pqtopk;
@@ -192,7 +198,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
             search_posting_lists(index, query, request, limits, top, stats);
             break;
         default:
-            score_all(index, query, top, stats);
+            score_all(index, query, *request.kernels, top, stats);
     }
     return method;
 }

@@ -1,13 +1,22 @@
 // PQTopK (Petrov, Macdonald and Tonellotto, RecSys 2024): score every item from the sub-item
-// scores, keep the best K. The yardstick, and the oracle of all other methods.
+// scores, keep the best K. The yardstick of all other methods, so it is as fast as codes in the
+// order of items allow: where the machine has a filter for them, items are held against quantised
+// deficits first, 64 at a time, and those that cannot enter the top K are not scored.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <span>
 #include <type_traits>
+#include <vector>
 
+#include "bounds/deficits.hpp"
+#include "kernels/kernels.hpp"
 #include "layouts/lists.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
@@ -18,36 +27,272 @@ namespace recprune {
 constexpr std::size_t kUsualSplits = 8;
 constexpr std::size_t kManySplits = 16;
 
-// The definition of an item's score: sub-item scores in split order, in float32.
+// The definition of an item's score: sub-item scores in split order, in float32. Codes are loaded
+// by the word: one by one, they would take as long as the scores.
 template <class Code>
 inline float score_item(const float* scores, const Code* code, std::size_t num_splits,
                         std::size_t num_sub_items) {
-    float sum = scores[code[0]];
-    for (std::size_t split = 1; split < num_splits; ++split)
-        sum += scores[split * num_sub_items + code[split]];
+    static_assert(std::endian::native == std::endian::little);
+    constexpr std::size_t kWordCodes = sizeof(std::uint64_t) / sizeof(Code);
+    float sum = -0.0f;  // adding to it changes no bit, not even the sign of a zero
+    std::size_t split = 0;
+    for (; split + kWordCodes <= num_splits; split += kWordCodes) {
+        std::uint64_t word;
+        std::memcpy(&word, code + split, sizeof word);
+        for (std::size_t at = 0; at < kWordCodes; ++at, scores += num_sub_items) {
+            sum += scores[static_cast<Code>(word)];
+            word >>= std::numeric_limits<Code>::digits;
+        }
+    }
+    for (; split < num_splits; ++split, scores += num_sub_items) sum += scores[code[split]];
     return sum;
+}
+
+// The codes of all items, one after the other. `Splits` and `SubItems` are their numbers, or
+// constants that are.
+template <class Code, class Splits, class SubItems>
+struct ItemCodes {
+    std::span<const Code> codes;
+    std::size_t num_items;
+    Splits num_splits;
+    SubItems num_sub_items;
+
+    const Code* of_item(std::size_t item) const { return &codes[item * num_splits]; }
+    float score(const float* scores, std::size_t item) const {
+        return score_item(scores, of_item(item), num_splits, num_sub_items);
+    }
+};
+
+// Calls with the codes of all items, their shape in constants where it is a usual one.
+template <class Code, class Use>
+void with_item_codes(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
+                     std::size_t num_sub_items, const Use& use) {
+    auto call = [&](auto splits, auto sub_items) {
+        use(ItemCodes<Code, decltype(splits), decltype(sub_items)>{codes, num_items, splits,
+                                                                   sub_items});
+    };
+    constexpr std::integral_constant<std::size_t, kMaxNarrowSubItems> kUsualSubItems;
+    if (num_sub_items != kUsualSubItems)
+        call(num_splits, num_sub_items);
+    else if (num_splits == kUsualSplits)
+        call(std::integral_constant<std::size_t, kUsualSplits>{}, kUsualSubItems);
+    else if (num_splits == kManySplits)
+        call(std::integral_constant<std::size_t, kManySplits>{}, kUsualSubItems);
+    else
+        call(num_splits, kUsualSubItems);
+}
+
+// The best K of items that come once each. Where many are wanted, they are halved now and then by
+// selection, which costs less than to keep them sorted as the top K does.
+class Shortlist {
+  public:
+    Shortlist(const Query& query, TopK& top)
+        : query_(query), top_(top), threshold_(top.threshold()) {}
+
+    // No item below it can enter; −∞ until K are there.
+    float threshold() const { return threshold_; }
+    bool has_threshold() const { return threshold_ > -std::numeric_limits<float>::infinity(); }
+
+    // Takes an item in if it may enter.
+    void offer(float score, Item item) {
+        if (!(score >= threshold_) || !query_.may_return(item)) return;
+        if (query_.k <= kFew) {
+            top_.offer(score, item);
+            threshold_ = top_.threshold();
+            return;
+        }
+        kept_.push_back({score, item});
+        if (kept_.size() == 2 * query_.k) halve();
+    }
+
+    // Hands everything over to the top K.
+    void finish() {
+        if (kept_.size() > query_.k) halve();
+        for (const Scored& entry : kept_) top_.offer(entry.score, entry.item);
+        top_.settle();
+    }
+
+  private:
+    static constexpr std::size_t kFew = 128;  // as for the top K, which sorts no more than these
+
+    void halve() {
+        const auto last = kept_.begin() + static_cast<std::ptrdiff_t>(query_.k) - 1;
+        std::nth_element(kept_.begin(), last, kept_.end(), better);
+        threshold_ = last->score;
+        kept_.resize(query_.k);
+    }
+
+    const Query& query_;
+    TopK& top_;
+    float threshold_;
+    std::vector<Scored> kept_;  // at least the best K so far, in any order
+};
+
+// Scores items and keeps the best. Many are scored before any is compared: the loop is then tight.
+template <class Codes>
+class Scorer {
+  public:
+    Scorer(const Codes& items, const Query& query, TopK& top)
+        : items_(items), query_(query), shortlist_(query, top) {}
+
+    const Shortlist& shortlist() const { return shortlist_; }
+
+    // Scores the items in [first, end).
+    void score_range(std::size_t first, std::size_t end) {
+        std::array<float, kInFlight> scores;
+        for (; first < end; first += kInFlight) {
+            const std::size_t count = std::min(kInFlight, end - first);
+            for (std::size_t at = 0; at < count; ++at)
+                scores[at] = items_.score(query_.sub_item_scores, first + at);
+            if (query_.item_bias) {
+                for (std::size_t at = 0; at < count; ++at)
+                    scores[at] += query_.item_bias[first + at];
+            }
+            num_scored_ += count;
+            const float threshold = shortlist_.threshold();
+            bool any = false;  // side by side: soon, hardly any items reach it
+            for (std::size_t at = 0; at < count; ++at) any |= scores[at] >= threshold;
+            for (std::size_t at = 0; any && at < count; ++at)
+                shortlist_.offer(scores[at], static_cast<Item>(first + at));
+        }
+    }
+
+    // The items of a word of bits, the first of which stands for `first`. They are scored later,
+    // when their codes have arrived from memory.
+    void add(std::size_t first, std::uint64_t bits) {
+        for (; bits; bits &= bits - 1) {
+            const std::size_t item = first + static_cast<std::size_t>(std::countr_zero(bits));
+            __builtin_prefetch(items_.of_item(item));
+            added_[num_added_++] = static_cast<Item>(item);
+        }
+        if (num_added_ >= kInFlight) score_added();
+    }
+
+    void score_added() {
+        std::array<float, kInFlight + kWordBits> scores;
+        for (std::size_t at = 0; at < num_added_; ++at)
+            scores[at] = items_.score(query_.sub_item_scores, added_[at]);
+        for (std::size_t at = 0; at < num_added_; ++at)
+            shortlist_.offer(query_.with_bias(scores[at], added_[at]), added_[at]);
+        num_scored_ += num_added_;
+        num_added_ = 0;
+    }
+
+    // Hands the best over to the top K. Returns how many items were scored.
+    std::size_t finish() {
+        score_added();
+        shortlist_.finish();
+        return num_scored_;
+    }
+
+  private:
+    // Items whose codes are on their way from memory at once. Found by trial.
+    static constexpr std::size_t kInFlight = 128;
+
+    const Codes items_;
+    const Query& query_;
+    Shortlist shortlist_;
+    std::array<Item, kInFlight + kWordBits> added_;
+    std::size_t num_added_ = 0;
+    std::size_t num_scored_ = 0;
+};
+
+// Holds items against a threshold that rises.
+class CodeFilter {
+  public:
+    // All found by trial; benchmarks/shapes.py shows their effect, and no result hangs on them.
+    // Items between two looks at the threshold: few while it rises fast. Multiples of a word.
+    static constexpr std::size_t kShortStretch = 256;
+    static constexpr std::size_t kLongStretch = 4096;
+
+    CodeFilter(const Query& query, const Kernels& kernels, std::size_t num_splits,
+               std::size_t num_sub_items)
+        : kernels_(kernels),
+          num_splits_(num_splits),
+          deficits_(query, kernels, num_splits, num_sub_items) {}
+
+    // Whether the filter saves more than it costs: if most items are wanted, it rejects few.
+    static bool pays(const Kernels& kernels, std::size_t num_items, std::size_t num_splits,
+                     std::size_t k) {
+        return kernels.filter_codes && num_splits <= kMostFilteredSplits &&
+               num_items >= kFewItems + kItemsPerWanted * k;
+    }
+
+    // Follows the threshold: the limit at once, the tables when it has moved far enough to pay.
+    // Returns whether anything can still reach it.
+    bool tighten(double threshold) {
+        const double slack = std::min(deficits_.slack(threshold), deficits_.range());
+        if (slack < kWornShare * slack_of_tables_) {
+            deficits_.quantise(slack);
+            slack_of_tables_ = slack;
+        }
+        limit_ = std::min(deficits_.limit(slack), kTargetLimit);
+        return limit_ >= 0;
+    }
+
+    // Writes a bit for each of so many items, whose codes these are: whether it may reach the
+    // threshold.
+    void apply(const std::uint8_t* codes, std::size_t count, std::uint64_t* passing) const {
+        kernels_.filter_codes(codes, count, num_splits_, deficits_.of_split(0), limit_, passing);
+    }
+
+  private:
+    // Items of a catalogue: fewer are scored in less time than it takes to make tables. So many
+    // more for each that is wanted.
+    static constexpr std::size_t kFewItems = 1024;
+    static constexpr std::size_t kItemsPerWanted = 4;
+    // Tables are made anew when the slack is less than this share of what they were made for.
+    static constexpr double kWornShare = 0.75;
+
+    const Kernels& kernels_;
+    std::size_t num_splits_;
+    Deficits deficits_;
+    int limit_ = 0;
+    double slack_of_tables_ = std::numeric_limits<double>::infinity();
+};
+
+// Scores what the filter lets through.
+template <class Codes>
+void score_filtered(const Codes& items, const Query& query, const Kernels& kernels,
+                    Scorer<Codes>& scorer) {
+    CodeFilter filter(query, kernels, items.num_splits, items.num_sub_items);
+    std::array<std::uint64_t, CodeFilter::kLongStretch / kWordBits> passing;
+    std::size_t stretch = CodeFilter::kShortStretch;
+    for (std::size_t first = 0, end = 0; first < items.num_items; first = end) {
+        end = std::min(first + stretch, items.num_items);
+        // A first threshold; what there is before, as a floor, may be of no use.
+        if (first == 0 || !scorer.shortlist().has_threshold()) {
+            scorer.score_range(first, end);
+            continue;
+        }
+        if (!filter.tighten(scorer.shortlist().threshold())) break;
+        filter.apply(items.of_item(first), end - first, passing.data());
+        for (std::size_t start = first; start < end; start += kWordBits) {
+            const std::uint64_t bits = passing[(start - first) / kWordBits];
+            scorer.add(start, query.allow ? bits & query.allow[start / kWordBits] : bits);
+        }
+        scorer.score_added();
+        if (first >= CodeFilter::kLongStretch) stretch = CodeFilter::kLongStretch;
+    }
 }
 
 template <class Code>
 void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
-            std::size_t num_sub_items, const Query& query, TopK& top, Stats& stats) {
-    const float* scores = query.sub_item_scores;
-    auto run = [&](auto splits) {
-        for (std::size_t item = 0; item < num_items; ++item) {
-            const float score =
-                query.with_bias(score_item(scores, &codes[item * splits], splits, num_sub_items),
-                                static_cast<Item>(item));
-            if (score >= top.threshold() && query.may_return(static_cast<Item>(item)))
-                top.offer(score, static_cast<Item>(item));
+            std::size_t num_sub_items, const Query& query, const Kernels& kernels, TopK& top,
+            Stats& stats) {
+    with_item_codes(codes, num_items, num_splits, num_sub_items, [&](const auto& items) {
+        Scorer scorer(items, query, top);
+        if constexpr (sizeof(Code) == 1) {
+            if (CodeFilter::pays(kernels, num_items, num_splits, query.k))
+                score_filtered(items, query, kernels, scorer);
+            else
+                scorer.score_range(0, num_items);
+        } else {
+            scorer.score_range(0, num_items);
         }
-    };
-    if (num_splits == kUsualSplits)
-        run(std::integral_constant<std::size_t, kUsualSplits>{});
-    else if (num_splits == kManySplits)
-        run(std::integral_constant<std::size_t, kManySplits>{});
-    else
-        run(num_splits);
-    stats.items_scored = stats.items_touched = static_cast<std::int64_t>(num_items);
+        stats.items_scored = static_cast<std::int64_t>(scorer.finish());
+    });
+    stats.items_touched = static_cast<std::int64_t>(num_items);
     stats.bytes_touched = static_cast<std::int64_t>(codes.size_bytes());
     stats.steps = 1;
 }
@@ -56,19 +301,19 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
 template <class Code>
 void pqtopk_allowed(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
                     std::size_t num_sub_items, const Query& query, TopK& top, Stats& stats) {
-    for (std::size_t word = 0; word * kWordBits < num_items; ++word) {
-        for (std::uint64_t bits = query.allow[word]; bits; bits &= bits - 1) {
-            const std::size_t item =
-                word * kWordBits + static_cast<std::size_t>(std::countr_zero(bits));
-            const float score =
-                query.with_bias(score_item(query.sub_item_scores, &codes[item * num_splits],
-                                           num_splits, num_sub_items),
-                                static_cast<Item>(item));
-            ++stats.items_scored;
-            if (score >= top.threshold() && query.may_return(static_cast<Item>(item)))
-                top.offer(score, static_cast<Item>(item));
+    constexpr std::size_t kWords = 4;  // that are skipped at once if nothing in them is allowed
+    const std::uint64_t* allow = query.allow;
+    const std::size_t num_words = (num_items + kWordBits - 1) / kWordBits;
+    with_item_codes(codes, num_items, num_splits, num_sub_items, [&](const auto& items) {
+        Scorer scorer(items, query, top);
+        for (std::size_t word = 0; word < num_words; ++word) {
+            while (word + kWords < num_words &&
+                   !(allow[word] | allow[word + 1] | allow[word + 2] | allow[word + 3]))
+                word += kWords;
+            scorer.add(word * kWordBits, allow[word]);
         }
-    }
+        stats.items_scored = static_cast<std::int64_t>(scorer.finish());
+    });
     stats.items_touched = stats.items_scored;
     stats.bytes_touched = stats.items_scored * static_cast<std::int64_t>(num_splits * sizeof(Code));
     stats.steps = 1;

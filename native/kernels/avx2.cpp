@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/bodies.hpp"
+#include "kernels/code_filters.hpp"
 #include "kernels/kernels.hpp"
 
 #define RECPRUNE_AVX2 __attribute__((target("avx2")))
@@ -65,6 +66,12 @@ RECPRUNE_AVX2 void convolve_avx2(const float* first, const float* second, float*
     convolve_body(first, second, sums);
 }
 
+// Every machine with AVX2 counts bits in one instruction.
+__attribute__((target("popcnt"))) std::size_t count_bits_popcnt(const std::uint64_t* words,
+                                                                std::size_t count) {
+    return count_bits_body(words, count);
+}
+
 // The deficits of eight keys, from a table of pairs.
 RECPRUNE_AVX2 inline __m256i look_up_pairs(const std::uint8_t* pairs, const std::uint16_t* keys) {
     const __m256i wide =
@@ -121,6 +128,8 @@ Kernels avx2_kernels() {
         .look_up = portable.look_up,
         .find_blocks = portable.find_blocks,
         .filter_blocks = portable.filter_blocks,
+        .filter_codes = filter_codes_avx2,
+        .count_bits = count_bits_popcnt,
         .filter_cells = filter_cells_avx2,
         .fill_pairs = fill_pairs_avx2,
         .select = select_avx2,

@@ -1,5 +1,5 @@
-// Kernels for AVX-512 with VBMI, VBMI2 and BITALG: a table of 256 bytes is two permutations of 128
-// and a choice. Functions have the target attribute, not the file: see ARCHITECTURE.md.
+// Kernels for AVX-512 with VBMI, VBMI2 and BITALG. Functions have the target attribute, not the
+// file: see ARCHITECTURE.md.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -9,38 +9,20 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/avx512_tables.hpp"
 #include "kernels/bodies.hpp"
+#include "kernels/code_filters.hpp"
 #include "kernels/kernels.hpp"
-
-#define RECPRUNE_AVX512 \
-    __attribute__((     \
-        target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vl,bmi,popcnt")))
 
 namespace recprune {
 
 namespace {
 
-// What a register holds.
-constexpr std::size_t kBytes = 64;
+// What a register holds, beside 64 bytes.
 constexpr std::size_t kKeys = 32;
 constexpr std::size_t kFloats = 16;
 constexpr std::size_t kDoubles = 8;
-static_assert(kBytes == kBlockItems && kKeys == kGroupItems);
-
-struct Table {
-    __m512i quarters[4];
-};
-
-RECPRUNE_AVX512 inline Table load_table(const std::uint8_t* table) {
-    return {{_mm512_loadu_si512(table), _mm512_loadu_si512(table + kBytes),
-             _mm512_loadu_si512(table + 2 * kBytes), _mm512_loadu_si512(table + 3 * kBytes)}};
-}
-
-RECPRUNE_AVX512 inline __m512i look_up(const Table& table, __m512i codes) {
-    const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
-    const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
-}
+static_assert(kKeys == kGroupItems);
 
 RECPRUNE_AVX512 void sub_item_scores_avx512(const float* sequence_embedding,
                                             const float* transposed, std::size_t num_splits,
@@ -231,6 +213,10 @@ RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_
     return filter(rows, count, blocks, num_blocks, sums, limit, items);
 }
 
+RECPRUNE_AVX512 std::size_t count_bits_avx512(const std::uint64_t* words, std::size_t count) {
+    return count_bits_body(words, count);
+}
+
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
                                           std::uint8_t* selected) {
     alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kCounting = [] {
@@ -371,6 +357,8 @@ Kernels avx512_kernels() {
         .look_up = look_up_avx512,
         .find_blocks = find_blocks_avx512,
         .filter_blocks = filter_blocks_avx512,
+        .filter_codes = filter_codes_avx512,
+        .count_bits = count_bits_avx512,
         .filter_cells = filter_cells_avx512,
         .fill_pairs = nullptr,
         .select = select_avx512,

@@ -43,6 +43,9 @@ struct FilterRows {
     std::size_t count;
 };
 
+// Splits that filter_codes has room for.
+constexpr std::size_t kMostFilteredSplits = 64;
+
 // Cells of a pair of splits: the combinations of two codes of one byte.
 constexpr std::size_t kCells = kMaxNarrowSubItems * kMaxNarrowSubItems;
 // Items of a cell whose keys lie side by side: keys of two bytes that fill one register of AVX-512.
@@ -113,6 +116,16 @@ struct Kernels {
     std::size_t (*filter_blocks)(const CodeRow* rows, std::size_t count, std::uint32_t* blocks,
                                  std::size_t num_blocks, std::uint8_t* sums, int limit,
                                  std::uint64_t* items);
+
+    // Of items whose codes lie one after the other, writes a bit for each, 64 to a word: whether
+    // its deficits may add up to at most `limit` (≤ 254). `deficits` has 256 entries for each of up
+    // to kMostFilteredSplits splits. Reads nothing beside the codes. Null if scoring all items is
+    // as fast.
+    void (*filter_codes)(const std::uint8_t* codes, std::size_t num_items, std::size_t num_splits,
+                         const std::uint8_t* deficits, int limit, std::uint64_t* passing);
+
+    // How many bits are set in so many words.
+    std::size_t (*count_bits)(const std::uint64_t* words, std::size_t count);
 
     // Writes the positions of the items that pass to `survivors` and returns how many; there is
     // room for one more than the parts, together at most kBatchItems, have items. Parts begin with

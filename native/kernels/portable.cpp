@@ -90,6 +90,10 @@ std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::
     return kept;
 }
 
+std::size_t count_bits_portable(const std::uint64_t* words, std::size_t count) {
+    return count_bits_body(words, count);
+}
+
 std::size_t filter_cells_portable(const CellPart* parts, std::size_t count,
                                   const std::uint16_t* keys, const std::uint8_t* const*,
                                   const std::uint8_t* pairs, std::uint32_t* survivors) {
@@ -157,6 +161,8 @@ Kernels portable_kernels() {
         .look_up = look_up_portable,
         .find_blocks = find_blocks_portable,
         .filter_blocks = filter_blocks_portable,
+        .filter_codes = nullptr,
+        .count_bits = count_bits_portable,
         .filter_cells = filter_cells_portable,
         .fill_pairs = fill_pairs_portable,
         .select = select_portable,
