@@ -113,7 +113,8 @@ class Shortlist {
     }
 
   private:
-    static constexpr std::size_t kFew = 128;  // as for the top K, which sorts no more than these
+    // Items up to which the top K finds the place of each at once. Found by trial.
+    static constexpr std::size_t kFew = 64;
 
     void halve() {
         const auto last = kept_.begin() + static_cast<std::ptrdiff_t>(query_.k) - 1;
@@ -240,7 +241,7 @@ class CodeFilter {
     // Items of a catalogue: fewer are scored in less time than it takes to make tables. So many
     // more for each that is wanted.
     static constexpr std::size_t kFewItems = 1024;
-    static constexpr std::size_t kItemsPerWanted = 4;
+    static constexpr std::size_t kItemsPerWanted = 8;
     // Tables are made anew when the slack is less than this share of what they were made for.
     static constexpr double kWornShare = 0.75;
 

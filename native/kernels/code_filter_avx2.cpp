@@ -23,40 +23,49 @@ RECPRUNE_AVX2 inline __m256i load(const std::uint8_t* bytes) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
 }
 
-// Codes that differ in their first bit share the smaller of their deficits, which leaves a table of
-// 128: eight look-ups of sixteen. All 256 take twice as long and reject little more.
-class LowestDeficits {
+// A table of deficits as look-ups of sixteen. With eight of them, codes that differ in their first
+// bit share the smaller of their deficits; with sixteen, each has its own.
+template <std::size_t parts>
+class PartedTable {
   public:
     RECPRUNE_AVX2 void set(const std::uint8_t* deficits) {
-        constexpr std::size_t kHalf = kMaxNarrowSubItems / 2;
-        for (std::size_t part = 0; part < kParts; part += 2) {
-            const std::uint8_t* first = deficits + part * kLaneCodes;
-            const __m256i lowest = _mm256_min_epu8(load(first), load(first + kHalf));
-            parts_[part] = _mm256_permute2x128_si256(lowest, lowest, 0x00);
-            parts_[part + 1] = _mm256_permute2x128_si256(lowest, lowest, 0x11);
+        for (std::size_t part = 0; part < parts; part += 2) {
+            __m256i two = load(deficits + part * kLaneCodes);
+            if constexpr (parts < kLaneCodes)
+                two = _mm256_min_epu8(two, load(deficits + (parts + part) * kLaneCodes));
+            parts_[part] = _mm256_permute2x128_si256(two, two, 0x00);
+            parts_[part + 1] = _mm256_permute2x128_si256(two, two, 0x11);
         }
     }
 
     // A shuffle takes the lowest four bits of a byte as the place, and gives 0 if the highest is
-    // set: where bit 4 is moved there, two parts are joined by an "or". Bits 5 and 6 choose.
+    // set: where bit 4 is moved there, two parts are joined by an "or". The bits above choose.
     RECPRUNE_AVX2 __m256i look_up(__m256i codes) const {
         const __m256i five_bits = _mm256_and_si256(codes, _mm256_set1_epi8(0x1F));
         const __m256i if_clear = _mm256_add_epi8(five_bits, _mm256_set1_epi8(0x70));
         const __m256i if_set =
             _mm256_xor_si256(if_clear, _mm256_set1_epi8(static_cast<char>(0x80)));
-        __m256i joined[kParts / 2];
-        for (std::size_t at = 0; at < kParts / 2; ++at)
+        __m256i joined[parts / 2];
+        for (std::size_t at = 0; at < parts / 2; ++at)
             joined[at] = _mm256_or_si256(_mm256_shuffle_epi8(parts_[2 * at], if_clear),
                                          _mm256_shuffle_epi8(parts_[2 * at + 1], if_set));
         const __m256i bit_5 = _mm256_slli_epi16(codes, 2);
         const __m256i bit_6 = _mm256_slli_epi16(codes, 1);
-        return _mm256_blendv_epi8(_mm256_blendv_epi8(joined[0], joined[1], bit_5),
-                                  _mm256_blendv_epi8(joined[2], joined[3], bit_5), bit_6);
+        const __m256i lower = choose_of_four(joined, bit_5, bit_6);
+        if constexpr (parts < kLaneCodes)
+            return lower;
+        else
+            return _mm256_blendv_epi8(lower, choose_of_four(joined + 4, bit_5, bit_6), codes);
     }
 
   private:
-    static constexpr std::size_t kParts = 8;
-    __m256i parts_[kParts];  // sixteen deficits each, in both lanes
+    RECPRUNE_AVX2 static __m256i choose_of_four(const __m256i* values, __m256i bit_5,
+                                                __m256i bit_6) {
+        return _mm256_blendv_epi8(_mm256_blendv_epi8(values[0], values[1], bit_5),
+                                  _mm256_blendv_epi8(values[2], values[3], bit_5), bit_6);
+    }
+
+    __m256i parts_[parts];  // sixteen deficits each, in both lanes
 };
 
 // From `count` registers of two lanes, sixteen codes a lane, to a register for each of a lane's
@@ -130,7 +139,9 @@ class CodeSums {
 
     std::size_t num_splits_;
     __m256i limits_;
-    LowestDeficits tables_[kAny ? kMostFilteredSplits : known];
+    // The more splits, the more a sum of shared deficits falls short: all 256 take twice as long,
+    // but with more than eight splits, the others would leave too much.
+    PartedTable<known == kLaneCodes / 2 ? 8 : 16> tables_[kAny ? kMostFilteredSplits : known];
 };
 
 template <std::size_t known>
