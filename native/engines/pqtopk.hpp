@@ -82,12 +82,12 @@ void with_item_codes(std::span<const Code> codes, std::size_t num_items, std::si
         call(num_splits, kUsualSubItems);
 }
 
-// The best K of items that come once each. Where many are wanted, they are halved now and then by
-// selection, which costs less than to keep them sorted as the top K does.
+// The best of items that come once each. Where many are wanted, those below a score that K of them
+// reach are dropped now and then, which costs far less than to keep all sorted as the top K does.
 class Shortlist {
   public:
     Shortlist(const Query& query, TopK& top)
-        : query_(query), top_(top), threshold_(top.threshold()) {}
+        : query_(query), top_(top), threshold_(top.threshold()), room_(query.k + query.k / 2) {}
 
     // No item below it can enter; −∞ until K are there.
     float threshold() const { return threshold_; }
@@ -95,38 +95,64 @@ class Shortlist {
 
     // Takes an item in if it may enter.
     void offer(float score, Item item) {
-        if (!(score >= threshold_) || !query_.may_return(item)) return;
-        if (query_.k <= kFew) {
-            top_.offer(score, item);
-            threshold_ = top_.threshold();
-            return;
-        }
-        kept_.push_back({score, item});
-        if (kept_.size() == 2 * query_.k) halve();
+        if (score >= threshold_) take_in(score, item);
     }
 
     // Hands everything over to the top K.
-    void finish() {
-        if (kept_.size() > query_.k) halve();
-        for (const Scored& entry : kept_) top_.offer(entry.score, entry.item);
-        top_.settle();
-    }
+    void finish() { top_.offer_all(scores_, items_); }
 
   private:
     // Items up to which the top K finds the place of each at once. Found by trial.
     static constexpr std::size_t kFew = 64;
 
-    void halve() {
-        const auto last = kept_.begin() + static_cast<std::ptrdiff_t>(query_.k) - 1;
-        std::nth_element(kept_.begin(), last, kept_.end(), better);
-        threshold_ = last->score;
-        kept_.resize(query_.k);
+    // Not inlined: it is rare, and what surrounds it is a tight loop.
+    [[gnu::noinline]] void take_in(float score, Item item) {
+        if (!query_.may_return(item)) return;
+        if (query_.k <= kFew) {
+            top_.offer(score, item);
+            threshold_ = top_.threshold();
+            return;
+        }
+        scores_.push_back(score);
+        items_.push_back(item);
+        if (scores_.size() > room_) drop_worst();
+    }
+
+    void drop_worst() {
+        threshold_ = score_reached_by(query_.k, scores_);
+        std::size_t kept = 0;
+        for (std::size_t at = 0; at < scores_.size(); ++at) {  // without a branch to mispredict
+            scores_[kept] = scores_[at];
+            items_[kept] = items_[at];
+            kept += scores_[at] >= threshold_;
+        }
+        scores_.resize(kept);
+        items_.resize(kept);
+        // Items that tie stay, and there may be any number of them.
+        if (kept - query_.k > query_.k / 4) drop_ties();
+    }
+
+    void drop_ties() {
+        std::vector<Scored> kept(scores_.size());
+        for (std::size_t at = 0; at < kept.size(); ++at) kept[at] = {scores_[at], items_[at]};
+        std::nth_element(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(query_.k - 1),
+                         kept.end(), better);
+        scores_.resize(query_.k);
+        items_.resize(query_.k);
+        for (std::size_t at = 0; at < query_.k; ++at) {
+            scores_[at] = kept[at].score;
+            items_[at] = kept[at].item;
+        }
+        threshold_ = scores_.back();
     }
 
     const Query& query_;
     TopK& top_;
     float threshold_;
-    std::vector<Scored> kept_;  // at least the best K so far, in any order
+    std::size_t room_;  // for so many: more are too many
+    // At least the best K so far, in any order. Side by side: scores are counted by the vector.
+    std::vector<float> scores_;
+    std::vector<Item> items_;
 };
 
 // Scores items and keeps the best. Many are scored before any is compared: the loop is then tight.
