@@ -23,6 +23,13 @@ class CostModel {
     CostModel(const Costs& costs, std::size_t num_items, std::size_t k)
         : costs_(costs), num_items_(num_items), k_(k) {}
 
+    // Whether items are filtered fastest as they come, by their codes. A scan that cannot count
+    // candidates before it scores them loses to that in ever larger catalogues, the more are
+    // wanted.
+    bool codes_come_first(bool scan_counts) const {
+        return num_items_ < costs_.few_items + (scan_counts ? 0 : kItemsPerWanted * k_);
+    }
+
     // Whether cells may be faster than a scan: if not, they are not even counted.
     bool cells_may_pay() const {
         return num_items_ >= kFewItems && finding() < kMostFinding * scan();
@@ -49,6 +56,8 @@ class CostModel {
     }
 
   private:
+    // Items of a catalogue for each that is wanted: see codes_come_first.
+    static constexpr std::size_t kItemsPerWanted = 1000;
     // Items of a catalogue: fewer are scanned in less time than it takes to choose cells.
     static constexpr std::size_t kFewItems = 50'000;
     // Items from which on a few cells are a cheaper first threshold than a few lists.

@@ -111,7 +111,12 @@ inline bool few_are_allowed(const IndexView& index, const Query& query, const Ke
 }
 
 // The engine that `auto` begins with.
-inline Method choose_method(const IndexView& index, const CostModel& costs) {
+inline Method choose_method(const IndexView& index, const Query& query, const Limits& limits,
+                            const CostModel& costs) {
+    const bool scan_counts = !query.allow && !query.item_bias;
+    // Codes are filtered to the end, whatever the deadline.
+    if (!index.codes.empty() && costs.codes_come_first(scan_counts) && !limits.has_deadline())
+        return Method::pqtopk;
     if (index.cells && costs.cells_may_pay()) return Method::cells;
     return index.lists ? Method::scan : Method::pqtopk;
 }
@@ -186,7 +191,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
                            query, top, stats);
             return Method::pqtopk;
         }
-        method = choose_method(index, costs);
+        method = choose_method(index, query, limits, costs);
     }
     switch (method) {
         case Method::cells:

@@ -122,6 +122,7 @@ Kernels avx2_kernels() {
                   .cell = 20.0,
                   .cell_item = 3.2,
                   .found_item = 1000.0,
+                  .few_items = 300'000,
                   .lists_are_cheap = false},
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,

@@ -155,6 +155,7 @@ Kernels portable_kernels() {
                   .cell = 80.0,
                   .cell_item = 1.5,
                   .found_item = 200.0,
+                  .few_items = 200'000,
                   .lists_are_cheap = false},
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
