@@ -97,7 +97,7 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
-// Whether `auto` scores the allowed items one by one.
+// Whether so few items are allowed that they are scored one by one.
 inline bool few_are_allowed(const IndexView& index, const Query& query, const Kernels& kernels,
                             const CostModel& costs) {
     if (!query.allow || index.codes.empty()) return false;
@@ -166,11 +166,11 @@ inline void search_posting_lists(const IndexView& index, const Query& query, con
         prune(index.wide_codes);
 }
 
-inline void score_all(const IndexView& index, const Query& query, const Kernels& kernels, TopK& top,
-                      Stats& stats) {
+inline void score_all(const IndexView& index, const Query& query, bool few_allowed,
+                      const Kernels& kernels, TopK& top, Stats& stats) {
     auto score = [&](auto codes) {
-        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, kernels, top,
-               stats);
+        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, few_allowed,
+               kernels, top, stats);
     };
     if (!index.wide_codes.empty())
         score(index.wide_codes);
@@ -184,15 +184,11 @@ inline void score_all(const IndexView& index, const Query& query, const Kernels&
 inline Method answer(const IndexView& index, const Query& query, const Request& request,
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
-    if (method == Method::automatic) {
-        const CostModel costs(request.kernels->costs, index.num_items, query.k);
-        if (few_are_allowed(index, query, *request.kernels, costs)) {
-            pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
-                           query, top, stats);
-            return Method::pqtopk;
-        }
-        method = choose_method(index, query, limits, costs);
-    }
+    const CostModel costs(request.kernels->costs, index.num_items, query.k);
+    const bool few_allowed = (method == Method::automatic || method == Method::pqtopk) &&
+                             few_are_allowed(index, query, *request.kernels, costs);
+    if (method == Method::automatic)
+        method = few_allowed ? Method::pqtopk : choose_method(index, query, limits, costs);
     switch (method) {
         case Method::cells:
             return search_cells(index, query, request, limits, top, stats);
@@ -203,7 +199,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
             search_posting_lists(index, query, request, limits, top, stats);
             break;
         default:
-            score_all(index, query, *request.kernels, top, stats);
+            score_all(index, query, few_allowed, *request.kernels, top, stats);
     }
     return method;
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -119,7 +120,7 @@ class Shortlist {
     }
 
     void drop_worst() {
-        threshold_ = score_reached_by(query_.k, scores_);
+        threshold_ = std::max(threshold_, score_reached_by(query_.k, scores_));
         std::size_t kept = 0;
         for (std::size_t at = 0; at < scores_.size(); ++at) {  // without a branch to mispredict
             scores_[kept] = scores_[at];
@@ -278,18 +279,35 @@ class CodeFilter {
     double slack_of_tables_ = std::numeric_limits<double>::infinity();
 };
 
+// Scores the items in [first, end), or those of them that are allowed.
+//
+// Pre: first is the first item of a word.
+template <class Codes>
+void score_allowed(const Query& query, Scorer<Codes>& scorer, std::size_t first, std::size_t end) {
+    constexpr std::size_t kWords = 4;  // that are skipped at once if nothing in them is allowed
+    if (!query.allow) return scorer.score_range(first, end);
+    const std::uint64_t* allow = query.allow;
+    const std::size_t last = (end + kWordBits - 1) / kWordBits;
+    for (std::size_t word = first / kWordBits; word < last; ++word) {
+        while (word + kWords < last &&
+               !(allow[word] | allow[word + 1] | allow[word + 2] | allow[word + 3]))
+            word += kWords;
+        scorer.add(word * kWordBits, allow[word]);
+    }
+    scorer.score_added();
+}
+
 // Scores what the filter lets through.
 template <class Codes>
-void score_filtered(const Codes& items, const Query& query, const Kernels& kernels,
+void score_filtered(const Codes& items, const Query& query, CodeFilter& filter,
                     Scorer<Codes>& scorer) {
-    CodeFilter filter(query, kernels, items.num_splits, items.num_sub_items);
     std::array<std::uint64_t, CodeFilter::kLongStretch / kWordBits> passing;
     std::size_t stretch = CodeFilter::kShortStretch;
     for (std::size_t first = 0, end = 0; first < items.num_items; first = end) {
         end = std::min(first + stretch, items.num_items);
         // A first threshold; what there is before, as a floor, may be of no use.
         if (first == 0 || !scorer.shortlist().has_threshold()) {
-            scorer.score_range(first, end);
+            score_allowed(query, scorer, first, end);
             continue;
         }
         if (!filter.tighten(scorer.shortlist().threshold())) break;
@@ -303,46 +321,28 @@ void score_filtered(const Codes& items, const Query& query, const Kernels& kerne
     }
 }
 
+// With `few_allowed`, no filter goes over all items: those that are allowed are scored.
 template <class Code>
 void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
-            std::size_t num_sub_items, const Query& query, const Kernels& kernels, TopK& top,
-            Stats& stats) {
+            std::size_t num_sub_items, const Query& query, bool few_allowed, const Kernels& kernels,
+            TopK& top, Stats& stats) {
+    std::optional<CodeFilter> filter;
+    if (sizeof(Code) == 1 && !few_allowed &&
+        CodeFilter::pays(kernels, num_items, num_splits, query.k))
+        filter.emplace(query, kernels, num_splits, num_sub_items);
+    std::size_t num_scored = 0;
     with_item_codes(codes, num_items, num_splits, num_sub_items, [&](const auto& items) {
         Scorer scorer(items, query, top);
         if constexpr (sizeof(Code) == 1) {
-            if (CodeFilter::pays(kernels, num_items, num_splits, query.k))
-                score_filtered(items, query, kernels, scorer);
-            else
-                scorer.score_range(0, num_items);
-        } else {
-            scorer.score_range(0, num_items);
+            if (filter) score_filtered(items, query, *filter, scorer);
         }
-        stats.items_scored = static_cast<std::int64_t>(scorer.finish());
+        if (!filter) score_allowed(query, scorer, 0, num_items);
+        num_scored = scorer.finish();
     });
-    stats.items_touched = static_cast<std::int64_t>(num_items);
-    stats.bytes_touched = static_cast<std::int64_t>(codes.size_bytes());
-    stats.steps = 1;
-}
-
-// The same for a few allowed items: their bits are walked instead of all items.
-template <class Code>
-void pqtopk_allowed(std::span<const Code> codes, std::size_t num_items, std::size_t num_splits,
-                    std::size_t num_sub_items, const Query& query, TopK& top, Stats& stats) {
-    constexpr std::size_t kWords = 4;  // that are skipped at once if nothing in them is allowed
-    const std::uint64_t* allow = query.allow;
-    const std::size_t num_words = (num_items + kWordBits - 1) / kWordBits;
-    with_item_codes(codes, num_items, num_splits, num_sub_items, [&](const auto& items) {
-        Scorer scorer(items, query, top);
-        for (std::size_t word = 0; word < num_words; ++word) {
-            while (word + kWords < num_words &&
-                   !(allow[word] | allow[word + 1] | allow[word + 2] | allow[word + 3]))
-                word += kWords;
-            scorer.add(word * kWordBits, allow[word]);
-        }
-        stats.items_scored = static_cast<std::int64_t>(scorer.finish());
-    });
-    stats.items_touched = stats.items_scored;
-    stats.bytes_touched = stats.items_scored * static_cast<std::int64_t>(num_splits * sizeof(Code));
+    const std::size_t num_touched = filter ? num_items : num_scored;
+    stats.items_scored = static_cast<std::int64_t>(num_scored);
+    stats.items_touched = static_cast<std::int64_t>(num_touched);
+    stats.bytes_touched = static_cast<std::int64_t>(num_touched * num_splits * sizeof(Code));
     stats.steps = 1;
 }
 

@@ -235,7 +235,7 @@ def test_what_is_shown_is_what_the_service_says(server: Service, open_page: Open
     traced = explained["trace"]["method"]
     expect(page.get_by_role("combobox", name="Visited by")).to_have_value(traced)
     expect(page.locator("#heat-words")).to_contain_text("Colours go by a score’s rank")
-    visited = runs[traced]["visited"]
+    visited = explained["trace"]["points"][-1]["visited"]
     for split, count in enumerate(visited):
         width = page.locator(".heat-visited > div").nth(split).evaluate("bar => bar.style.width")
         assert float(width.rstrip("%")) == pytest.approx(100 * count / 256, abs=0.01)
