@@ -123,6 +123,7 @@ Kernels avx2_kernels() {
                   .cell_item = 3.2,
                   .found_item = 1000.0,
                   .few_items = 300'000,
+                  .selective = 8,
                   .lists_are_cheap = false},
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,

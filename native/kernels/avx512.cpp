@@ -352,6 +352,7 @@ Kernels avx512_kernels() {
                   .cell_item = 0.3,
                   .found_item = 200.0,
                   .few_items = 60'000,
+                  .selective = 24,
                   .lists_are_cheap = true},
         .sub_item_scores = sub_item_scores_avx512,
         .quantise = quantise_avx512,

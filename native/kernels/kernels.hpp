@@ -83,8 +83,9 @@ struct Costs {
     double cell_item;     // nanoseconds for an item of a cell
     double found_item;    // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t
-        few_items;         // of a catalogue: fewer are filtered as they come, not by lists or cells
-    bool lists_are_cheap;  // to be scanned for a first threshold, where a few cells would also do
+        few_items;  // of a catalogue: fewer are filtered as they come, not by lists or cells
+    std::size_t selective;  // if only one item in so many is allowed, these are scored one by one
+    bool lists_are_cheap;   // to be scanned for a first threshold, where a few cells would also do
 };
 
 struct Kernels {
