@@ -23,11 +23,12 @@ class CostModel {
     CostModel(const Costs& costs, std::size_t num_items, std::size_t k)
         : costs_(costs), num_items_(num_items), k_(k) {}
 
-    // Whether items are filtered fastest as they come, by their codes. A scan that cannot count
-    // candidates before it scores them loses to that in ever larger catalogues, the more are
-    // wanted.
+    // Whether items are filtered fastest as they come, by their codes. A scan that is slow, or that
+    // cannot count candidates before it scores them, loses to that in ever larger catalogues, the
+    // more are wanted.
     bool codes_come_first(bool scan_counts) const {
-        return num_items_ < costs_.few_items + (scan_counts ? 0 : kItemsPerWanted * k_);
+        const bool scans_many_well = scan_counts && costs_.lists_are_cheap;
+        return num_items_ < costs_.few_items + (scans_many_well ? 0 : kItemsPerWanted * k_);
     }
 
     // Whether cells may be faster than a scan: if not, they are not even counted.
@@ -43,7 +44,7 @@ class CostModel {
 
     // Whether scoring the allowed items one by one is the fastest.
     bool few_are_allowed(std::size_t num_allowed) const {
-        return num_allowed * kSelective < num_items_;
+        return num_allowed * costs_.selective < num_items_;
     }
 
     CellSettings cell_settings(bool may_scan) const {
@@ -67,8 +68,6 @@ class CostModel {
     static constexpr std::size_t kListsPerItem = 2;
     static constexpr std::size_t kFewestLists = 3;
     static constexpr std::size_t kMostLists = 16;
-    // If only one item in so many is allowed, these are scored one by one.
-    static constexpr std::size_t kSelective = 32;
     // The share of a scan's time from which on the found items alone rule cells out.
     static constexpr double kMostFinding = 0.75;
     // Cells of a first round: so many for a catalogue of so many items if so many are wanted. Fewer

@@ -78,12 +78,11 @@ struct CellPart {
 // What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
 // effect, and no result hangs on it.
 struct Costs {
-    double scanned_item;  // nanoseconds for an item of a scan
-    double cell;          // nanoseconds for a cell, however many items it has
-    double cell_item;     // nanoseconds for an item of a cell
-    double found_item;    // nanoseconds that a wanted item costs more if it is found by cells
-    std::size_t
-        few_items;  // of a catalogue: fewer are filtered as they come, not by lists or cells
+    double scanned_item;    // nanoseconds for an item of a scan
+    double cell;            // nanoseconds for a cell, however many items it has
+    double cell_item;       // nanoseconds for an item of a cell
+    double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
+    std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
     std::size_t selective;  // if only one item in so many is allowed, these are scored one by one
     bool lists_are_cheap;   // to be scanned for a first threshold, where a few cells would also do
 };
