@@ -58,7 +58,7 @@ class CostModel {
 
   private:
     // Items of a catalogue for each that is wanted: see codes_come_first.
-    static constexpr std::size_t kItemsPerWanted = 1000;
+    static constexpr std::size_t kItemsPerWanted = 3000;
     // Items of a catalogue: fewer are scanned in less time than it takes to choose cells.
     static constexpr std::size_t kFewItems = 50'000;
     // Items from which on a few cells are a cheaper first threshold than a few lists.

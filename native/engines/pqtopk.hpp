@@ -314,6 +314,7 @@ void score_filtered(const Codes& items, const Query& query, CodeFilter& filter,
         filter.apply(items.of_item(first), end - first, passing.data());
         for (std::size_t start = first; start < end; start += kWordBits) {
             const std::uint64_t bits = passing[(start - first) / kWordBits];
+            if (bits == 0) continue;
             scorer.add(start, query.allow ? bits & query.allow[start / kWordBits] : bits);
         }
         scorer.score_added();
