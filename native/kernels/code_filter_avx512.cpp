@@ -206,12 +206,14 @@ RECPRUNE_AVX512 void filter_blocks(const Filter& filter, const std::uint8_t* cod
                                    std::uint64_t* passing) {
     const std::size_t readable = readable_blocks(num_items, num_splits);
     const std::size_t block_bytes = kBlockItems * num_splits;
-    for (std::size_t block = 0; block < readable; ++block)
-        passing[block] = filter.passing(codes + block * block_bytes);
-    const std::size_t left = num_items - readable * kBlockItems;
-    if (left == 0) return;
-    const LastBlock last(codes + readable * block_bytes, left, num_splits);
-    passing[readable] = filter.passing(last.codes()) & first_items(left);
+    std::size_t block = 0;
+    for (; block < readable; ++block) passing[block] = filter.passing(codes + block * block_bytes);
+    for (; block * kBlockItems < num_items; ++block) {
+        const std::size_t left = num_items - block * kBlockItems;
+        const std::size_t count = left < kBlockItems ? left : kBlockItems;
+        const LastBlock last(codes + block * block_bytes, count, num_splits);
+        passing[block] = filter.passing(last.codes()) & first_items(count);
+    }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ namespace {
 // Codes that are turned into rows at once: those that one lane of a register holds.
 constexpr std::size_t kLaneCodes = 16;
 
-// The codes of a last block that is not whole, with room to read on: up to a lane beyond them.
+// The codes of a block that may not be read where it is, with room to read on: up to a lane more.
 class LastBlock {
   public:
     LastBlock(const std::uint8_t* codes, std::size_t num_items, std::size_t num_splits) {
@@ -44,11 +44,14 @@ RECPRUNE_BODY std::uint64_t first_items(std::size_t count) {
     return ~std::uint64_t{0} >> (kBlockItems - count);
 }
 
-// Blocks that are whole, and behind which there is something that may be read.
+// Blocks that may be read where they are: whole ones, and behind them whatever else a lane holds
+// that begins with an item's last codes. Where codes fill lanes, or halves of them, that is
+// nothing.
 RECPRUNE_BODY std::size_t readable_blocks(std::size_t num_items, std::size_t num_splits) {
-    const std::size_t whole = num_items / kBlockItems;
-    const bool reads_on = num_splits % kLaneCodes != 0 && num_splits != kLaneCodes / 2;
-    return whole - (reads_on && whole > 0 && whole * kBlockItems == num_items);
+    const bool fills_lanes = num_splits % kLaneCodes == 0 || num_splits == kLaneCodes / 2;
+    const std::size_t reads_on = fills_lanes ? 0 : kLaneCodes - num_splits % kLaneCodes;
+    const std::size_t bytes = num_items * num_splits;
+    return bytes < reads_on ? 0 : (bytes - reads_on) / (kBlockItems * num_splits);
 }
 
 }  // namespace
