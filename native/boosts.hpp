@@ -133,25 +133,10 @@ struct BoostedItems {
     std::span<const Item> items = {};
     std::span<const float> scores = {};
 
-    // A score that K of them reach, and with them the top K of all: their K-th best or a little
-    // less; −∞ if they are fewer. By bisection, as counting mispredicts nothing: a selection takes
-    // several times as long.
+    // A score that K of them reach, and with them the top K of all; −∞ if they are fewer.
     float floor(std::size_t k) const {
-        constexpr int kHalvings = 8;
         if (k == 0 || scores.size() < k) return -std::numeric_limits<float>::infinity();
-        float low = scores[0];
-        float high = scores[0];
-        for (float score : scores) {
-            low = std::min(low, score);
-            high = std::max(high, score);
-        }
-        for (int halving = 0; halving < kHalvings; ++halving) {
-            const float middle = low / 2 + high / 2;
-            std::uint32_t count = 0;
-            for (float score : scores) count += score >= middle;
-            (count >= k ? low : high) = middle;
-        }
-        return low;
+        return score_reached_by(k, scores);
     }
 
     void offer_to(TopK& top) const {

@@ -18,12 +18,19 @@ class CostModel {
     CostModel(const Costs& costs, std::size_t num_items, std::size_t num_splits, std::size_t k)
         : costs_(costs), num_items_(num_items), num_splits_(num_splits), k_(k) {}
 
+    // Whether items are filtered fastest as they come, by their codes. A scan that cannot count
+    // candidates before it scores them loses to that in ever larger catalogues, the more are
+    // wanted.
+    bool codes_come_first(bool scan_counts) const {
+        return num_items_ < costs_.few_items + (scan_counts ? 0 : kItemsPerWanted * k_);
+    }
+
     // Whether cells may be faster than a scan: if not, they are not even counted.
     bool cells_may_pay() const { return costs_.cells + finding() < scan(); }
 
     // Whether scoring the allowed items one by one is the fastest.
     bool few_are_allowed(std::size_t num_allowed) const {
-        return num_allowed * kSelective < num_items_;
+        return num_allowed * costs_.selective < num_items_;
     }
 
     CellSettings cell_settings(double slack, bool may_scan) const {
@@ -36,8 +43,8 @@ class CostModel {
     }
 
   private:
-    // If only one item in so many is allowed, these are scored one by one.
-    static constexpr std::size_t kSelective = 32;
+    // Items of a catalogue for each that is wanted: see codes_come_first.
+    static constexpr std::size_t kItemsPerWanted = 3000;
     // Lines of a first round: so many for a catalogue of so many items if so many are wanted. More
     // for a larger catalogue, whose cells have more lines, and for a larger K.
     static constexpr double kFirstRoundLines = 250.0;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,13 +13,6 @@
 namespace recprune {
 
 constexpr std::size_t kWordBits = 64;  // items of a word of an allow mask
-
-inline std::size_t count_allowed(const std::uint64_t* allow, std::size_t num_items) {
-    std::size_t count = 0;
-    for (std::size_t word = 0; word * kWordBits < num_items; ++word)
-        count += static_cast<std::size_t>(std::popcount(allow[word]));
-    return count;
-}
 
 struct Query {
     const float* sub_item_scores;  // S, [num_splits][num_sub_items]

@@ -107,13 +107,18 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
-// Whether `auto` scores the allowed items one by one.
+// Whether so few items are allowed that they are scored one by one.
 inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
     return query.allow && !index.codes.empty() && costs.few_are_allowed(query.num_allowed);
 }
 
 // The engine that `auto` begins with.
-inline Method choose_method(const IndexView& index, const CostModel& costs) {
+inline Method choose_method(const IndexView& index, const Query& query, const Limits& limits,
+                            const CostModel& costs) {
+    const bool scan_counts = !query.allow && !query.item_bias;
+    // Codes are filtered to the end, whatever the deadline.
+    if (!index.codes.empty() && costs.codes_come_first(scan_counts) && !limits.has_deadline())
+        return Method::pqtopk;
     if (index.cells && costs.cells_may_pay()) return Method::cells;
     return index.lists ? Method::scan : Method::pqtopk;
 }
@@ -173,9 +178,11 @@ inline void search_posting_lists(const IndexView& index, const Query& query, con
         prune(index.wide_codes);
 }
 
-inline void score_all(const IndexView& index, const Query& query, TopK& top, Stats& stats) {
+inline void score_all(const IndexView& index, const Query& query, bool few_allowed,
+                      const Kernels& kernels, TopK& top, Stats& stats) {
     auto score = [&](auto codes) {
-        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, top, stats);
+        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, few_allowed,
+               kernels, top, stats);
     };
     if (!index.wide_codes.empty())
         score(index.wide_codes);
@@ -189,15 +196,11 @@ inline void score_all(const IndexView& index, const Query& query, TopK& top, Sta
 inline Method answer(const IndexView& index, const Query& query, const Request& request,
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
-    if (method == Method::automatic) {
-        const CostModel costs(request.kernels->costs, index.num_items, index.num_splits, query.k);
-        if (few_are_allowed(index, query, costs)) {
-            pqtopk_allowed(index.codes, index.num_items, index.num_splits, index.num_sub_items,
-                           query, top, stats);
-            return Method::pqtopk;
-        }
-        method = choose_method(index, costs);
-    }
+    const CostModel costs(request.kernels->costs, index.num_items, index.num_splits, query.k);
+    const bool few_allowed = (method == Method::automatic || method == Method::pqtopk) &&
+                             few_are_allowed(index, query, costs);
+    if (method == Method::automatic)
+        method = few_allowed ? Method::pqtopk : choose_method(index, query, limits, costs);
     switch (method) {
         case Method::cells:
             // A small catalogue has none.
@@ -210,7 +213,7 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
             search_posting_lists(index, query, request, limits, top, stats);
             break;
         default:
-            score_all(index, query, top, stats);
+            score_all(index, query, few_allowed, *request.kernels, top, stats);
     }
     return method;
 }
@@ -297,8 +300,13 @@ inline const ItemSet* excluded_of(const Batch& batch, std::size_t number) {
     return &excluded;
 }
 
-inline Query query_of(const IndexView& index, const Batch& batch, std::size_t number,
-                      const float* sub_item_scores, std::size_t k) {
+inline std::size_t count_allowed(const Kernels& kernels, const std::uint64_t* allow,
+                                 std::size_t num_items) {
+    return kernels.count_bits(allow, (num_items + kWordBits - 1) / kWordBits);
+}
+
+inline Query query_of(const IndexView& index, const Batch& batch, const Kernels& kernels,
+                      std::size_t number, const float* sub_item_scores, std::size_t k) {
     Query query{.sub_item_scores = sub_item_scores, .k = std::min(k, index.num_items)};
     if (!index.item_bias.empty()) {
         query.item_bias = index.item_bias.data();
@@ -308,8 +316,9 @@ inline Query query_of(const IndexView& index, const Batch& batch, std::size_t nu
     if (batch.allow_rows > 0) {
         const std::size_t words = batch.allow.size() / batch.allow_rows;
         query.allow = batch.allow.data() + (batch.allow_rows > 1 ? number : 0) * words;
-        query.num_allowed =
-            batch.allow_rows > 1 ? count_allowed(query.allow, index.num_items) : batch.num_allowed;
+        query.num_allowed = batch.allow_rows > 1
+                                ? count_allowed(kernels, query.allow, index.num_items)
+                                : batch.num_allowed;
     }
     return query;
 }
@@ -350,7 +359,7 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
     if (!scores_are_safe(index, sub_item_scores, boosts.largest())) throw QueryOverflow(number);
-    Query query = query_of(index, batch, number, sub_item_scores, request.k);
+    Query query = query_of(index, batch, *request.kernels, number, sub_item_scores, request.k);
     BoostedItems boosted;
     if (boosts.set) {
         boosted = with_codes(index, [&](auto codes) {
@@ -396,7 +405,7 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
 inline void search_batch(const IndexView& index, Batch batch, const Request& request,
                          std::size_t threads, const Answers& answers) {
     if (batch.allow_rows == 1)
-        batch.num_allowed = count_allowed(batch.allow.data(), index.num_items);
+        batch.num_allowed = count_allowed(*request.kernels, batch.allow.data(), index.num_items);
     run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
         search_one(index, batch, request, number, answers);
     });

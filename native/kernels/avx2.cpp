@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/bodies.hpp"
+#include "kernels/code_filters.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/two_stages.hpp"
 
@@ -231,6 +232,12 @@ RECPRUNE_AVX2 void tilt_avx2(const float* values, const float* weights, std::siz
     tilt_body(values, weights, count, highest, tilt, sums);
 }
 
+// Every machine with AVX2 counts bits in one instruction.
+__attribute__((target("popcnt"))) std::size_t count_bits_popcnt(const std::uint64_t* words,
+                                                                std::size_t count) {
+    return count_bits_body(words, count);
+}
+
 // Two tables of 256 bytes, in pieces of 16 that lie in both halves of a register: the lower half
 // looks its codes up in the first table, the upper one in the second.
 struct TwoTables {
@@ -304,13 +311,20 @@ Kernels avx2_kernels() {
     return {
         .name = "avx2",
         // A scan is bound by look-ups, not by memory.
-        .costs = {.scanned_item = 0.4, .line = 25.0, .cells = 20000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 0.4,
+                  .line = 25.0,
+                  .cells = 20000.0,
+                  .found_item = 200.0,
+                  .few_items = 50'000,
+                  .selective = 24},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,
         .look_up = look_up_avx2,
         .find_blocks = find_blocks_avx2,
         .filter_blocks = filter_blocks_avx2,
+        .filter_codes = filter_codes_avx2,
+        .count_bits = count_bits_popcnt,
         .filter_lines = filter_lines_avx2,
         .select = select_avx2,
         .tilt = tilt_avx2,

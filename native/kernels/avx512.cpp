@@ -1,5 +1,5 @@
-// Kernels for AVX-512 with VBMI, VBMI2 and BITALG: a table of 256 bytes is two permutations of 128
-// and a choice. Functions have the target attribute, not the file: see ARCHITECTURE.md.
+// Kernels for AVX-512 with VBMI, VBMI2 and BITALG. Functions have the target attribute, not the
+// file: see ARCHITECTURE.md.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -10,36 +10,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/avx512_tables.hpp"
 #include "kernels/bodies.hpp"
+#include "kernels/code_filters.hpp"
 #include "kernels/kernels.hpp"
-
-#define RECPRUNE_AVX512 \
-    __attribute__((     \
-        target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vl,bmi,popcnt")))
 
 namespace recprune {
 
 namespace {
 
-// What a register holds.
-constexpr std::size_t kBytes = 64;
-constexpr std::size_t kFloats = 16;
-static_assert(kBytes == kBlockItems && kBytes == kLineBytes);
-
-struct Table {
-    __m512i quarters[4];
-};
-
-RECPRUNE_AVX512 inline Table load_table(const std::uint8_t* table) {
-    return {{_mm512_loadu_si512(table), _mm512_loadu_si512(table + kBytes),
-             _mm512_loadu_si512(table + 2 * kBytes), _mm512_loadu_si512(table + 3 * kBytes)}};
-}
-
-RECPRUNE_AVX512 inline __m512i look_up(const Table& table, __m512i codes) {
-    const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
-    const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
-}
+constexpr std::size_t kFloats = 16;  // that a register holds
+static_assert(kBytes == kLineBytes);
 
 RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t count,
                                                std::size_t block, __m512i totals) {
@@ -164,6 +145,10 @@ RECPRUNE_AVX512 std::size_t filter_blocks_avx512(const CodeRow* rows, std::size_
                                     filter_blocks_in<6>, filter_blocks_in<kMostKnownRows>};
     const auto filter = kFilter[std::min(count, kMostKnownRows)];
     return filter(rows, count, blocks, num_blocks, sums, limit, items);
+}
+
+RECPRUNE_AVX512 std::size_t count_bits_avx512(const std::uint64_t* words, std::size_t count) {
+    return count_bits_body(words, count);
 }
 
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
@@ -304,13 +289,20 @@ Kernels avx512_kernels() {
     const Kernels without_vbmi = avx512bw_kernels();
     return {
         .name = "avx512",
-        .costs = {.scanned_item = 0.24, .line = 11.0, .cells = 12000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 0.24,
+                  .line = 11.0,
+                  .cells = 12000.0,
+                  .found_item = 200.0,
+                  .few_items = 60'000,
+                  .selective = 24},
         .refinements = 0,
         .sub_item_scores = without_vbmi.sub_item_scores,
         .quantise = without_vbmi.quantise,
         .look_up = look_up_avx512,
         .find_blocks = find_blocks_avx512,
         .filter_blocks = filter_blocks_avx512,
+        .filter_codes = filter_codes_avx512,
+        .count_bits = count_bits_avx512,
         .filter_lines = filter_lines_avx512,
         .select = select_avx512,
         .tilt = tilt_avx512,

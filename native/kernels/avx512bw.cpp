@@ -388,6 +388,7 @@ Kernels avx512bw_kernels() {
     kernels.name = "avx512bw";
     kernels.costs.scanned_item = 0.24;
     kernels.costs.line = 15.0;
+    kernels.costs.few_items = 30'000;
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

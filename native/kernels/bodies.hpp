@@ -109,6 +109,13 @@ RECPRUNE_BODY void prefetch_line(const std::uint8_t* lines, const LineBatch& bat
         __builtin_prefetch(lines + std::size_t{batch.lines[at]} * kLineBytes, 0, 2);
 }
 
+RECPRUNE_BODY std::size_t count_bits_body(const std::uint64_t* words, std::size_t count) {
+    std::size_t total = 0;
+    for (std::size_t word = 0; word < count; ++word)
+        total += static_cast<std::size_t>(__builtin_popcountll(words[word]));
+    return total;
+}
+
 RECPRUNE_BODY void prefetch_rows(const CodeRow* rows, std::size_t count, std::size_t block) {
     for (std::size_t row = 0; row < count; ++row)
         __builtin_prefetch(rows[row].codes + block * kBlockItems);

@@ -52,6 +52,9 @@ struct FoundBlocks {
     std::size_t close;
 };
 
+// Splits that filter_codes has room for.
+constexpr std::size_t kMostFilteredSplits = 64;
+
 // Items of a line of the cell layout, of which it has four codes each: one cache line, and one
 // register of AVX-512. Part of the saved format.
 constexpr std::size_t kLineItems = 16;
@@ -74,10 +77,12 @@ struct LineBatch {
 // What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
 // effect, and no result hangs on it.
 struct Costs {
-    double scanned_item;  // nanoseconds for an item of a scan, of eight splits
-    double line;          // nanoseconds for a line of cells
-    double cells;         // nanoseconds for a search by cells, however few lines it visits
-    double found_item;    // nanoseconds that a wanted item costs more if it is found by cells
+    double scanned_item;    // nanoseconds for an item of a scan, of eight splits
+    double line;            // nanoseconds for a line of cells
+    double cells;           // nanoseconds for a search by cells, however few lines it visits
+    double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
+    std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
+    std::size_t selective;  // if only one item in so many is allowed, these are scored one by one
 };
 
 struct Kernels {
@@ -113,12 +118,22 @@ struct Kernels {
                                  std::size_t num_blocks, std::uint8_t* sums, int limit,
                                  std::uint64_t* items);
 
+    // Of items whose codes lie one after the other, writes a bit for each, 64 to a word: whether
+    // its deficits may add up to at most `limit` (≤ 254). `deficits` has 256 entries for each of up
+    // to kMostFilteredSplits splits. Reads nothing beside the codes. Null if scoring all items is
+    // as fast.
+    void (*filter_codes)(const std::uint8_t* codes, std::size_t num_items, std::size_t num_splits,
+                         const std::uint8_t* deficits, int limit, std::uint64_t* passing);
+
+    // How many bits are set in so many words.
+    std::size_t (*count_bits)(const std::uint64_t* words, std::size_t count);
+
     // Finds the items of lines whose deficits in the near splits add up to at most `two` less the
     // deficit of the line's cell, and those in the near and far splits to at most `three` less
     // that. A line has 16 codes for each of four splits, near ones first; `tables` has 256 deficits
-    // for each of these; limits are at most 254. Writes 16 · (where its line is in the batch) +
-    // (its place in the line) for each, ascending; returns how many. There is room for
-    // kSurvivorRoom more than all lines have items.
+    // for each of these. A sum of 255 may be more, and passes where as much is left. Writes 16 ·
+    // (where its line is in the batch) + (its place in the line) for each, ascending; returns how
+    // many. There is room for kSurvivorRoom more than all lines have items.
     std::size_t (*filter_lines)(const std::uint8_t* lines, const LineBatch& batch,
                                 const std::uint8_t* const* tables, int two, int three,
                                 std::uint32_t* survivors);

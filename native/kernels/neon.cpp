@@ -197,6 +197,8 @@ Kernels neon_kernels() {
     // Not measured, but estimated from the instructions of the loop: docs/search.md.
     kernels.costs.scanned_item = 0.45;
     kernels.costs.line = 20.0;
+    kernels.costs.few_items = 10'000;
+    kernels.costs.selective = 24;
     kernels.refinements = CoarseTables<kQuarter>::kRounds;
     kernels.sub_item_scores = sub_item_scores_neon;
     kernels.quantise = quantise_neon;

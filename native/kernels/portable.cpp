@@ -90,6 +90,10 @@ std::size_t filter_blocks_portable(const CodeRow* rows, std::size_t count, std::
     return kept;
 }
 
+std::size_t count_bits_portable(const std::uint64_t* words, std::size_t count) {
+    return count_bits_body(words, count);
+}
+
 std::size_t filter_lines_portable(const std::uint8_t* lines, const LineBatch& batch,
                                   const std::uint8_t* const* tables, int two, int three,
                                   std::uint32_t* survivors) {
@@ -133,13 +137,20 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
-        .costs = {.scanned_item = 2.2, .line = 60.0, .cells = 30000.0, .found_item = 200.0},
+        .costs = {.scanned_item = 2.2,
+                  .line = 60.0,
+                  .cells = 30000.0,
+                  .found_item = 200.0,
+                  .few_items = 150'000,
+                  .selective = 8},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,
         .find_blocks = find_blocks_portable,
         .filter_blocks = filter_blocks_portable,
+        .filter_codes = nullptr,
+        .count_bits = count_bits_portable,
         .filter_lines = filter_lines_portable,
         .select = select_portable,
         .tilt = tilt_portable,

@@ -21,7 +21,7 @@ NATIVE = Path(__file__).parents[2] / "native"
 # rounding the recorded bits have.
 FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
 # Of GCC: its own headers for AVX-512, and how older versions of it passed pairs of floats.
-SILENCED = ["-Wno-maybe-uninitialized", "-Wno-psabi"]
+SILENCED = ["-Wno-maybe-uninitialized", "-Wno-uninitialized", "-Wno-psabi"]
 
 
 @pytest.fixture(scope="module")

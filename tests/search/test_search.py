@@ -60,6 +60,61 @@ def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
                     assert top.stats.exact.all()
 
 
+# Catalogues that `pqtopk` filters before it scores, whole blocks of 64 items or not. Registers hold
+# sixteen codes of an item: fewer, as many, more, and several times as many.
+FILTERED_SIZES = [1100, 1663, 1664, 1665, 2048, 4352, 4353, 9000]
+FILTERED_SPLITS = [8, 8, 8, 16, 16, 1, 2, 7, 9, 15, 17, 24, 32, 33, 63, 64]
+
+
+@settings(max_examples=FUZZ // 4 or 250, derandomize=not FUZZ)
+@given(case=cases(FILTERED_SIZES, FILTERED_SPLITS))
+def test_scoring_only_what_a_filter_leaves_changes_nothing(case: Case) -> None:
+    expected = case.expected()
+    index = case.index("full")
+    with pytest.MonkeyPatch.context() as patch:
+        for isa in ISAS:
+            patch.setenv("RECPRUNE_ISA", isa)
+            for method in ("pqtopk", "auto"):
+                top = index.search_scores(
+                    case.scores,
+                    case.k,
+                    method=method,
+                    exclude=case.exclude,
+                    allow=case.allow,
+                    floor=case.floor,
+                    boosts=case.boosts,
+                )
+                assert_same(top, expected, (isa, method))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("num_splits", [3, 8, 16, 40])
+@pytest.mark.parametrize("order", ["random", "rising", "falling"])
+@pytest.mark.parametrize("magnitude", [1e-44, 1e-38, 1e-3, 1.0, 1e30])
+def test_a_filter_of_a_whole_catalogue(num_splits: int, order: str, magnitude: float) -> None:
+    """The threshold rises from first to last, or not at all after the first items."""
+    rng = np.random.default_rng(num_splits)
+    codes = rng.integers(0, 256, (20_001, num_splits)).astype(np.uint8)
+    scores = (rng.standard_normal((num_splits, 256)) * magnitude).astype(np.float32)
+    if order != "random":
+        totals = reference.score_items(scores, codes, None)
+        codes = codes[np.argsort(totals if order == "rising" else -totals, kind="stable")]
+    index = Index.build(codes, np.ones((num_splits, 256, 1), np.float32))
+    for k in (1, 10, 128, 129, 1000, 4000, 20_001):
+        top = index.search_scores(scores, k, method="pqtopk")
+        assert_same(top, reference.exhaustive(scores, codes, k), (num_splits, order, k))
+
+
+def test_few_items_are_scored_where_a_filter_is(isa: str) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (100_000, 8)).astype(np.uint8)
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    top = index.search_scores(rng.standard_normal((8, 256)).astype(np.float32), method="pqtopk")
+    assert top.stats.items_touched.tolist() == [100_000]
+    filtered = isa.startswith("avx")
+    assert (top.stats.items_scored[0] < 10_000) == filtered
+
+
 @settings(max_examples=FUZZ // 20 or 60, derandomize=not FUZZ)
 @given(
     st.integers(0, 2**32 - 1),
@@ -159,7 +214,7 @@ def test_ties_by_the_ten_thousand(k: int) -> None:
     scores = rng.standard_normal((8, 256)).astype(np.float32)
     scores[np.arange(8), codes[0]] += 2
     index = Index.build(codes, np.ones((8, 256, 1), np.float32))
-    for method in ("scan", "cells", "auto"):
+    for method in ("scan", "cells", "auto", "pqtopk"):
         top = index.search_scores(scores, k, method=method)
         assert_same(top, reference.exhaustive(scores, codes, k), method)
 

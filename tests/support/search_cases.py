@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -72,10 +73,14 @@ def some_boosts(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    num_splits = draw(st.sampled_from([8, 8, 8, 1, 2, 3, 4, 5, 6, 7, 9, 13, 16, 33]))
+def cases(
+    draw: st.DrawFn,
+    sizes: Sequence[int] = (0, 1, 2, 63, 64, 65, 200, 1000, 4000),
+    splits: Sequence[int] = (8, 8, 8, 1, 2, 3, 4, 5, 6, 7, 9, 13, 16, 33),
+) -> Case:
+    num_splits = draw(st.sampled_from(splits))
     num_sub_items = draw(st.sampled_from([2, 3, 7, 20, 60, 256, 300]))
-    num_items = draw(st.sampled_from([0, 1, 2, 63, 64, 65, 200, 1000, 4000]))
+    num_items = draw(st.sampled_from(sizes))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = np.uint8 if num_sub_items <= 256 else np.uint16
     codes = rng.integers(0, num_sub_items, (num_items, num_splits)).astype(dtype)

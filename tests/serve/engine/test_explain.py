@@ -350,7 +350,11 @@ def test_the_engines_mark_what_they_visit(
     plain = index.search(query, 10, method=method)
     assert np.array_equal(top.ids, plain.ids)
     assert top.stats.steps == plain.stats.steps
-    # Every engine takes the best sub-item ids of a split first.
+    if top.stats.method == ["pqtopk"]:  # taken for small catalogues, and goes by no sub-item id
+        assert method == "auto"
+        assert not visited.any()
+        return
+    # Every other engine takes the best sub-item ids of a split first.
     best_first = np.take_along_axis(
         visited, np.argsort(-index.sub_item_scores(query), axis=1, kind="stable"), axis=1
     )

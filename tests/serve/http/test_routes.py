@@ -383,7 +383,7 @@ def test_readiness_costs_at_most_one_write_a_second(place: Path, service: Servic
 def test_metrics_count_what_happened(service: Service) -> None:
     counted = (
         'recprune_requests_total{route="/recommend",status="200"}',
-        'recprune_queries_total{exact="true",method="scan"}',
+        'recprune_queries_total{exact="true",method="pqtopk"}',
         "recprune_fallbacks_total",
         'recprune_stage_seconds_count{stage="encode"}',
         'recprune_stage_seconds_count{stage="search"}',

@@ -379,7 +379,7 @@ def _weight(model: Json) -> float:
     """Return how many items the sub-items that Algorithm 1 visits serve, 1 being the average."""
     entry = model["methods"]["recjpqprune"]
     sub_items = entry["steps"] * RecJPQPrune().sub_items_per_step
-    average = model["methods"]["pqtopk"]["items_scored"] / model["sub_items"]
+    average = model["methods"]["pqtopk"]["items_touched"] / model["sub_items"]
     return float(entry["items_scored"]) / float(sub_items * average)
 
 
