@@ -4,9 +4,9 @@
     python -m benchmarks.end_to_end --workload FOLDER            # codes, sub-item and sequence embeddings
     python -m benchmarks.end_to_end --beside ../old/.venv/bin/python    # another version, in turns
 
-The load has a core of its own. Where the time goes is measured in a service of its own, with clocks
-around its parts and one connection, for histories of the median length; the rest is what remains of
-the processor time of the worker.
+The load has a core of its own. Where others use the service's core too, processor times of the worker
+are the figures to compare. Where the time goes is measured in a service of its own, with clocks around
+its parts and one connection, for histories of the median length; the rest is what remains.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def main() -> None:
     mixed, median = _write_requests(place, num_items)
     ladder = [int(count) for count in parsed.connections.split(",")]
     with ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(_service(python, folders[name], names))[0]
+        services = {
+            name: stack.enter_context(_service(python, folders[name], names))
             for name, python in pythons.items()
         }
-        runs = _take_turns(urls, mixed, ladder, parsed.rounds, parsed.seconds)
+        runs = _take_turns(services, mixed, ladder, parsed.rounds, parsed.seconds)
     result: Json = {"items": num_items, "runs": runs, "stages": {}}
     for name, python in pythons.items():
         result["stages"][name] = _stages(python, folders[name], names, median, 4 * parsed.seconds)
@@ -136,25 +136,33 @@ def _load(url: str, requests: Path, connections: int, seconds: float) -> Json:
 
 
 def _take_turns(
-    urls: dict[str, str], requests: Path, ladder: list[int], rounds: int, seconds: float
+    services: dict[str, tuple[str, int]],
+    requests: Path,
+    ladder: list[int],
+    rounds: int,
+    seconds: float,
 ) -> list[Json]:
     """Measure all versions at all numbers of connections, again and again; return the medians."""
-    for url in urls.values():
+    for url, _ in services.values():
         _load(url, requests, 4, 1.0)  # what the first requests build
     found: dict[tuple[str, int], list[Json]] = {}
     for number in range(rounds):
-        turns = [(name, count) for count in ladder for name in urls]
+        turns = [(name, count) for count in ladder for name in services]
         for name, count in turns if number % 2 else reversed(turns):
-            run = _load(urls[name], requests, count, seconds)
+            url, worker = services[name]
+            before = cpu_seconds(worker)
+            run = _load(url, requests, count, seconds)
+            # One more for every connection, which opens it.
+            run["cpu_ms"] = 1e3 * (cpu_seconds(worker) - before) / (run["statuses"]["200"] + count)
             found.setdefault((name, count), []).append(run)
     return [
         {"version": name, "connections": count}
         | {
             figure: float(np.median([run[figure] for run in found[name, count]]))
-            for figure in ("per_second", "p50_ms", "p99_ms")
+            for figure in ("per_second", "p50_ms", "p99_ms", "cpu_ms")
         }
         for count in ladder
-        for name in urls
+        for name in services
     ]
 
 
@@ -183,11 +191,14 @@ def _show(result: Json) -> None:
             f"{run['per_second']:,.0f}",
             f"{run['p50_ms']:.2f}",
             f"{run['p99_ms']:.2f}",
+            f"{run['cpu_ms']:.2f}",
         )
         for run in result["runs"]
     ]
     title = f"POST /recommend on one core, {result['items']:,} items, histories of {_MEDIAN} in the median"
-    print_table(title, ("service", "connections", "requests/s", "p50 ms", "p99"), rows)
+    print_table(
+        title, ("service", "connections", "requests/s", "p50 ms", "p99", "processor ms"), rows
+    )
     versions = result["stages"]
     stages = next(iter(versions.values()))
     table = [(stage, *(f"{found[stage]:.0f}" for found in versions.values())) for stage in stages]

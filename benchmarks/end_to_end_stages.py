@@ -1,4 +1,4 @@
-"""`recprune serve` that adds up how long it spends in which part of a request.
+"""`recprune serve` that adds up the processor time it spends in which part of a request.
 
     python benchmarks/end_to_end_stages.py SECONDS serve FOLDER ...
 
@@ -73,11 +73,11 @@ def _time(call: str, place: int, spent: memoryview[float], inner: threading.loca
     def timed(*arguments: Any, **named: Any) -> Any:
         before = getattr(inner, "seconds", 0.0)
         inner.seconds = 0.0
-        begun = time.perf_counter()
+        begun = time.thread_time()
         try:
             return function(*arguments, **named)
         finally:
-            whole = time.perf_counter() - begun
+            whole = time.thread_time() - begun
             spent[place] += whole - inner.seconds
             inner.seconds = before + whole
 

@@ -395,8 +395,6 @@ class Recommender:
         boosted = self._boosted(boosts)
         clock.lap("look up")
         answered = np.array([len(items) > 0 for items in known], np.bool_)
-        ids = np.full((len(known), k), -1, np.int64)
-        scores = np.full((len(known), k), -np.inf, np.float32)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
         learnt = LearntBoosts(None, None)
         if answered.any():
@@ -419,11 +417,17 @@ class Recommender:
             clock.lap("search")
             if not isinstance(chosen, Default):  # which computes none of its own
                 clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
-            ids[answered], scores[answered] = top.ids, top.scores
-        for place in np.flatnonzero(~answered):
-            best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
-            ids[place, : len(best)] = best
-            scores[place, : len(best)] = popularity
+        if top is not None and answered.all():
+            ids, scores = top.ids, top.scores
+        else:
+            ids = np.full((len(known), k), -1, np.int64)
+            scores = np.full((len(known), k), -np.inf, np.float32)
+            if top is not None:
+                ids[answered], scores[answered] = top.ids, top.scores
+            for place in np.flatnonzero(~answered):
+                best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
+                ids[place, : len(best)] = best
+                scores[place, : len(best)] = popularity
         items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
         clock.lap("answer")
         return Recommendations(
@@ -509,9 +513,11 @@ class Recommender:
         kept: list[NDArray[np.bool_]] = []
         for start, end in pairwise([0, *ends]):
             items = found[start:end]
-            kept.append(items >= 0)
-            known.append(items[kept[-1]].astype(np.int32))
-            unknown.append([whole[start + place] for place in np.flatnonzero(~kept[-1])])
+            is_known = items >= 0
+            missing = [] if is_known.all() else np.flatnonzero(~is_known).tolist()
+            kept.append(is_known)
+            known.append((items[is_known] if missing else items).astype(np.int32))
+            unknown.append([whole[start + place] for place in missing])
         return known, unknown, kept
 
     def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:

@@ -27,7 +27,7 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = cast(Callable[[BaseModel], Awaitable[Response]], self.endpoint)
         [body] = self.dependant.body_params
-        kind: type[BaseModel] = body.field_info.annotation
+        kind = cast(type[BaseModel], body.field_info.annotation)
 
         async def handle(request: Request) -> Response:
             given = request.headers.get("content-type", "")
@@ -43,4 +43,7 @@ def parsed(kind: type[Asked], content_type: str, body: bytes) -> Asked:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from None
+        found = error.errors(include_url=False, include_input=False)
+        # A place begins with the part of the request, as FastAPI has it.
+        placed = [{**one, "loc": ("body", *one["loc"])} for one in found]
+        raise RequestValidationError(placed) from None
