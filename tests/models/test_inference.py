@@ -181,8 +181,9 @@ def test_tables_are_kept_where_they_are_small_and_save_much() -> None:
 def test_tables_of_another_encoder_are_refused() -> None:
     model = some_model(settings_of(width=WIDE))
     content, tables = export_encoder(model)
+    none: dict[str, Any] = {}
     for wrong in (
-        {},
+        none,
         {**tables, "more": tables["scores"]},
         {**tables, "scores": tables["scores"][:-1]},
         {**tables, "scores": tables["scores"].astype(np.float64)},

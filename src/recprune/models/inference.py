@@ -97,15 +97,16 @@ class ItemVectors:
 
     def __call__(self, items: Int32Array | Int64Array) -> Float32Array:
         """Return the vectors of items, [len, d]."""
-        chosen = _checked_items(items, self.num_items, "items")
-        if self._codes is None:
-            return self._rows.take(chosen, axis=0)
-        return self._rows.take(self.sub_items(chosen), axis=0).reshape(len(chosen), self.width)
+        return self.of_sub_items(self.sub_items(_checked_items(items, self.num_items, "items")))
 
     @property
     def num_sub_items(self) -> int:
         """M · B, of all splits; as many as items where each has a vector of its own."""
         return len(self._rows)
+
+    def of_sub_items(self, sub_items: Int64Array) -> Float32Array:
+        """Return the vectors of items that are made up of these: [..., d]."""
+        return self._rows.take(sub_items, axis=0).reshape(*sub_items.shape[:-1], self.width)
 
     def sub_items(self, items: Int64Array) -> Int64Array:
         """Return which of all sub-items make up items, which are there: [..., M]."""
@@ -164,15 +165,14 @@ class OnnxEncoder:
         )
 
     def _run(self, items: Int64Array, timelines: list[Timeline | None]) -> Float32Array:
-        length = items.shape[1]
-        vectors = self._vectors(items.ravel()).reshape(*items.shape, self.width)
-        inputs: dict[str, NDArray[Any]] = {VECTORS: vectors}
+        length, sub_items = items.shape[1], self._vectors.sub_items(items)
+        inputs: dict[str, NDArray[Any]] = {VECTORS: self._vectors.of_sub_items(sub_items)}
         added: NDArray[Any] = np.arange(self._longest - length, self._longest)
         if self._reads_times:
             inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, length)
             added = inputs["gaps"]
         if self._tables:
-            inputs |= self._looked_up(items, added)
+            inputs |= self._looked_up(sub_items, added)
         try:
             found: Float32Array = self._session.run(None, inputs)[0]
         except Exception as error:  # ONNX Runtime's own have no other base
@@ -183,18 +183,18 @@ class OnnxEncoder:
             raise StorageError(f"the encoder returns {given}, expected float32{list(expected)}")
         return found
 
-    def _looked_up(self, items: Int64Array, added: NDArray[Any]) -> dict[str, Float32Array]:
+    def _looked_up(self, sub_items: Int64Array, added: NDArray[Any]) -> dict[str, Float32Array]:
         """Return the sums of the rows of every item, and of the row that is added to it."""
-        sub_items = self._vectors.sub_items(items)
-        places = np.empty((*items.shape, sub_items.shape[-1] + 1), np.int64)
+        *shape, num_splits = sub_items.shape
+        places = np.empty((*shape, num_splits + 1), np.int64)
         places[..., :-1] = sub_items
         places[..., -1] = self._vectors.num_sub_items + added
-        rows = places.reshape(items.size, -1)
+        rows = places.reshape(-1, num_splits + 1)
         found = {}
         for name, table in self._tables.items():
             sums = self._sums(name, len(rows), table.shape[1])
             _native.add_rows(table, rows, sums)
-            found[name] = sums.reshape(*items.shape, -1)
+            found[name] = sums.reshape(*shape, -1)
         return found
 
     def _sums(self, name: str, count: int, columns: int) -> Float32Array:

@@ -179,7 +179,9 @@ class RecommendRequest(_ItemsRequest):
 
     def askers(self) -> list[Asker]:
         """Return the histories and users, whichever way they were given."""
-        return self.batch or [Asker(history=self.history, user=self.user, times=self.times)]
+        # What was checked is not checked again.
+        own = Asker.model_construct(history=self.history, user=self.user, times=self.times)
+        return self.batch or [own]
 
 
 class SearchRequest(_ItemsRequest):
