@@ -181,16 +181,16 @@ def test_tables_are_kept_where_they_are_small_and_save_much() -> None:
 def test_tables_of_another_encoder_are_refused() -> None:
     model = some_model(settings_of(width=WIDE))
     content, tables = export_encoder(model)
-    none: dict[str, Any] = {}
-    for wrong in (
-        none,
+    wrong: list[dict[str, Any]] = [
+        {},
         {**tables, "more": tables["scores"]},
         {**tables, "scores": tables["scores"][:-1]},
         {**tables, "scores": tables["scores"].astype(np.float64)},
         {**tables, "scores": tables["values"]},
-    ):
+    ]
+    for given in wrong:
         with pytest.raises(StorageError, match=r"not an encoder|table scores is float"):
-            OnnxEncoder(content, vectors_of(model), LENGTH, tables=wrong)
+            OnnxEncoder(content, vectors_of(model), LENGTH, tables=given)
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
