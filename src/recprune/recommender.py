@@ -597,8 +597,9 @@ class _Clock:
 
 def _share_of_scoring(stats: SearchStats) -> float:
     """Return which share of the time of searches went into sub-item scores."""
-    whole = int(stats.nanoseconds.sum())
-    return int(stats.sub_item_score_nanoseconds.sum()) / whole if whole else 0.0
+    records = stats.records
+    whole = int(records["nanoseconds"].sum())
+    return int(records["sub_item_score_nanoseconds"].sum()) / whole if whole else 0.0
 
 
 def _from_version_3(saved: Saved) -> Saved:

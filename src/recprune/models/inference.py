@@ -287,6 +287,8 @@ def _encode_by_length(
             raise InputError(f"histories[{user}] is empty: there is nothing to encode")
         cut.append(items)
         by_length.setdefault(len(items), []).append(user)
+    if len(cut) == 1:  # as a service asks: nothing to put together
+        return run(cut[0][None], [known[0]])
     found = np.empty((len(cut), width), np.float32)
     for count, users in by_length.items():
         at_once = max(1, _POSITIONS_AT_ONCE // count)
