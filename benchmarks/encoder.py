@@ -100,7 +100,8 @@ def _ways(name: str, width: int, num_items: int, rng: np.random.Generator) -> di
     assert isinstance(model.embedding, RecJPQEmbedding)
     vectors = ItemVectors.from_codes(codes, model.embedding.sub_item_embeddings.detach().numpy())
     plain = TorchEncoder(model, settings.length)
-    fast = OnnxEncoder(export_encoder(model), vectors, settings.length)
+    exported = export_encoder(model)
+    fast = OnnxEncoder(exported.onnx, vectors, settings.length, tables=exported.tables)
 
     def padded(history: Int32Array, timeline: Timeline) -> Float32Array:
         """Run the model as it is trained: every position, padding among them."""

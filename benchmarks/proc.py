@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,3 +51,9 @@ def connections(pids: list[int], port: int) -> dict[int, list[int]]:
                 links.append(descriptor.readlink().name)
         held[pid] = [clients[link] for link in links if link in clients]
     return held
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process so far, all its threads together."""
+    times = (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")

@@ -34,6 +34,7 @@
 #include "layouts/posting_lists.hpp"
 #include "search.hpp"
 #include "util/parallel.hpp"
+#include "util/row_sums.hpp"
 #include "util/sort_log.hpp"
 
 namespace nb = nanobind;
@@ -45,6 +46,8 @@ template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T, class... Shape>
 std::span<T> as_span(const nb::ndarray<T, Shape...>& array) {
@@ -135,6 +138,16 @@ nb::tuple sort_log(const Vector<std::int32_t>& users, const Vector<std::int32_t>
     }
     return nb::make_tuple(offsets.release({num_users + 1}), sorted_items.release({num_rows}),
                           sorted_times.release({num_rows}));
+}
+
+void add_rows(const Matrix<float>& table, const Matrix<std::int64_t>& places,
+              const MutableMatrix<float>& sums) {
+    const std::size_t width = table.shape(1);
+    if (width == 0 || places.shape(1) == 0 || sums.shape(0) != places.shape(0) ||
+        sums.shape(1) != width)
+        throw std::invalid_argument("table, places and sums do not fit each other");
+    nb::gil_scoped_release unlocked;
+    recprune::add_rows(as_span(table), width, as_span(places), places.shape(1), as_span(sums));
 }
 
 // Index ------------------------------------------------------------------------------------------
@@ -254,8 +267,6 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
                           items.release({num_pairs, num_items}));
 }
 
-template <class T>
-using MutableMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Cube = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
@@ -644,6 +655,8 @@ void add_building(nb::module_& module) {
     });
     module.def("instruction_set", [] { return kernels_in_use().name; });
     module.def("record_fields", &record_fields);
+    module.def("add_rows", &add_rows, "table"_a.noconvert(), "places"_a.noconvert(),
+               "sums"_a.noconvert());
 }
 
 void add_settings(nb::module_& module) {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from recprune import InputError, build_posting_lists, items_sharing_most
-from recprune._native import sort_log
+from recprune._native import add_rows, sort_log
 from recprune.types import CodeArray
 
 
@@ -86,3 +86,29 @@ def test_sorting_refuses_users_that_do_not_exist() -> None:
         sort_log(np.array([0, -1], np.int32), items, times, 1)
     with pytest.raises(ValueError, match="differ in length"):
         sort_log(np.zeros(3, np.int32), items, times, 1)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 40])
+@pytest.mark.parametrize("count", [1, 9])
+def test_rows_are_added_in_order(width: int, count: int) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((30, width), np.float32)
+    places = rng.integers(0, 30, (7, count))
+    sums = np.full((7, width), np.nan, np.float32)
+    add_rows(table, places, sums)
+    expected = np.zeros((7, width), np.float32)
+    for column in places.T:
+        expected += table[column]
+    assert np.array_equal(sums, expected)
+
+
+def test_places_without_a_row_and_other_shapes_are_refused() -> None:
+    table, sums = np.zeros((3, 2), np.float32), np.zeros((1, 2), np.float32)
+    for place in (-1, 3, 2**62):
+        with pytest.raises(ValueError, match=f"place {place}, expected 0 to 2"):
+            add_rows(table, np.array([[0, place]]), sums)
+    for places in (np.zeros((1, 0), np.int64), np.zeros((2, 1), np.int64)):
+        with pytest.raises(ValueError, match="do not fit"):
+            add_rows(table, places, sums)
+    with pytest.raises(ValueError, match="do not fit"):
+        add_rows(table, np.zeros((1, 1), np.int64), np.zeros((1, 3), np.float32))

@@ -15,14 +15,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recprune import InputError, MissingExtraError, StorageError
+from recprune import Index, InputError, MissingExtraError, StorageError
+from recprune.data.identifiers import IntegerIds
+from recprune.models.architectures import build_model
+from recprune.models.embedding import RecJPQEmbedding
+from recprune.models.inference import TorchEncoder
+from recprune.models.onnx_export import export_encoder
 from recprune.models.repeats import num_buckets
+from recprune.models.settings import ModelSettings, Settings
 from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS
 from recprune.preparation.prepared import Prepared
 from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
 from recprune.storage import Saved, load_folder, save_folder
-from recprune.training.checkpoint import MODEL
+from recprune.training.checkpoint import MODEL, model_arrays
 from recprune.types import Float32Array
 from tests.support.small_models import LENGTH, SMALL
 from tests.support.trainings import Trained, assert_same_answers, histories_of, questions
@@ -135,7 +141,7 @@ def test_nobody_can_change_a_recommender(sasrec: Trained) -> None:
 def test_a_folder_of_version_3_is_still_read(trained: Trained, tmp_path: Path) -> None:
     """Its index had no version of its own: settings and arrays lay among those of the whole."""
     trained.recommender.save(tmp_path / "new")
-    new = load_folder(tmp_path / "new", kind=KIND, version=4)
+    new = load_folder(tmp_path / "new", kind=KIND, version=5)
     index = new.parts["index"]
     settings = {"index": index.settings, "recommender": new.settings}
     arrays = {**new.arrays, **{f"index_{name}": array for name, array in index.arrays.items()}}
@@ -145,6 +151,43 @@ def test_a_folder_of_version_3_is_still_read(trained: Trained, tmp_path: Path) -
     expected = Recommender.load(tmp_path / "new").recommend(histories, 5)
     assert found.items == expected.items
     assert np.array_equal(found.scores.view(np.uint32), expected.scores.view(np.uint32))
+
+
+def test_what_an_encoder_looks_up_is_saved_with_it(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (50, 2), np.uint8)
+    settings = Settings(ModelSettings(width=64, length=8))
+    model = build_model(settings.model, codes, 16)
+    assert isinstance(model.embedding, RecJPQEmbedding)
+    recommender = Recommender(
+        Index.build(codes, model.embedding.sub_item_embeddings.detach().numpy()),
+        TorchEncoder(model, 8),
+        IntegerIds(np.arange(50)),
+        np.zeros(50, np.int64),
+        settings.to_json(),
+        model_arrays(model),
+        lambda: export_encoder(model),
+    )
+    recommender.save(tmp_path / "first")
+    first = load_folder(tmp_path / "first", kind=KIND, version=5)
+    tables = [name for name in first.arrays if name.startswith("encoder_table_")]
+    assert len(tables) == 3
+    loaded = Recommender.load(tmp_path / "first", encoder="onnx")
+    histories = [[5, 17, 3], list(range(20))]
+    assert_same_answers(loaded.recommend(histories, 5), recommender.recommend(histories, 5))
+    loaded.save(tmp_path / "second")
+    second = load_folder(tmp_path / "second", kind=KIND, version=5)
+    assert all(np.array_equal(second.arrays[name], first.arrays[name]) for name in tables)
+    for name in tables:
+        damaged = np.array(first.arrays[name])
+        damaged[3, 3] = np.nan
+        arrays = {**first.arrays, name: damaged}
+        save_folder(tmp_path / "wrong", Saved(KIND, 5, first.settings, arrays, first.parts))
+        with pytest.raises(StorageError, match=f"{name} is not all finite"):
+            Recommender.load(tmp_path / "wrong")
+        del arrays[name]
+        save_folder(tmp_path / "wrong", Saved(KIND, 5, first.settings, arrays, first.parts))
+        with pytest.raises(StorageError, match="not an encoder"):
+            Recommender.load(tmp_path / "wrong", encoder="onnx")
 
 
 # What is no recommender --------------------------------------------------------------------------
@@ -183,7 +226,7 @@ def test_a_missing_file_is_named(copy: Path) -> None:
 
 def resaved(folder: Path, changes: dict[str, NDArray[Any] | None]) -> None:
     """Save a recommender again with some arrays replaced or left out, checksums and all."""
-    saved = load_folder(folder, kind=KIND, version=4)
+    saved = load_folder(folder, kind=KIND, version=5)
     index = saved.parts["index"]
 
     def changed(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
@@ -232,7 +275,7 @@ def test_a_folder_that_lacks_a_part_or_has_a_useless_one_is_named(
 def test_a_wrong_array_is_named_with_its_folder(
     copy: Path, name: str, change: Any, message: str
 ) -> None:
-    saved = load_folder(copy, kind=KIND, version=4)
+    saved = load_folder(copy, kind=KIND, version=5)
     is_index = name.startswith("index_")
     arrays = saved.parts["index"].arrays if is_index else saved.arrays
     resaved(copy, {name: change(np.array(arrays[name.removeprefix("index_")]))})

@@ -55,7 +55,7 @@ def test_what_is_saved_is_loaded_as_read_only_memory_maps(tmp_path: Path) -> Non
     for name, array in ARRAYS.items():
         assert np.array_equal(arrays[name], array)
         assert arrays[name].dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
-    assert isinstance(arrays["numbers"], np.memmap)
+    assert isinstance(arrays["numbers"].base, np.memmap)
     assert not arrays["numbers"].flags.writeable
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["thing"]
 

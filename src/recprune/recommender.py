@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
-from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
+from recprune.models.inference import (
+    Encoder,
+    ExportedEncoder,
+    ItemVectors,
+    OnnxEncoder,
+    TorchEncoder,
+)
 from recprune.models.settings import DEFAULT_PRESET, Settings, find_preset
 from recprune.models.timelines import checked_timelines
 from recprune.models.transitions import SuccessorTable
@@ -57,7 +63,9 @@ if TYPE_CHECKING:
     from recprune.training.loop import EpochReport
 
 KIND = "recommender"
-_VERSION = 4  # of the format
+_VERSION = 5  # of the format
+
+_TABLE = "encoder_table_"  # begins the names of what the encoder looks up
 
 _LARGEST_BOOST = float(np.finfo(np.float32).max)
 
@@ -92,7 +100,7 @@ class Recommender:
         popularity: Int64Array,
         settings: Json,
         weights: dict[str, NDArray[Any]],
-        export: Callable[[], bytes],
+        export: Callable[[], ExportedEncoder],
         successors: SuccessorTable | None = None,
         activity: Activity | None = None,
     ) -> None:
@@ -110,7 +118,7 @@ class Recommender:
             # A compact index would put all codes together in every request.
             scores_of = partial(_item_scores, index, index.item_codes())
         self.heads = BoostHeads(weights, model_settings, successors, scores_of, activity)
-        self._export = export  # the encoder as an ONNX model
+        self._export = export  # the encoder as it is saved
         self._most_popular = np.argsort(-popularity, kind="stable")
 
     def __repr__(self) -> str:
@@ -235,9 +243,11 @@ class Recommender:
 
     def save(self, folder: str | Path) -> None:
         """Write the recommender as a folder, in place of an older one if there is one."""
+        exported = self._export()
         arrays: dict[str, NDArray[Any]] = {
             "popularity": self.popularity,
-            "encoder_onnx": np.frombuffer(self._export(), np.uint8),
+            "encoder_onnx": np.frombuffer(exported.onnx, np.uint8),
+            **{f"{_TABLE}{name}": table for name, table in exported.tables.items()},
             **self.item_ids.to_arrays("item_ids"),
             # The vectors of the items are the index's already.
             **{
@@ -306,10 +316,12 @@ class Recommender:
         settings = Settings.from_json({part: own[part] for part in ("model", "training")})
         weights = _with_prefix(arrays, "weights_")
         check_heads(weights, settings.model)
-        for name, array in weights.items():
-            if array.dtype != np.float32 or not np.isfinite(array).all():
-                raise StorageError(f"weights_{name} is not all finite numbers in float32")
-        onnx = arrays["encoder_onnx"].tobytes()
+        tables = _with_prefix(arrays, _TABLE)
+        for prefix, group in (("weights_", weights), (_TABLE, tables)):
+            for name, array in group.items():
+                if array.dtype != np.float32 or not np.isfinite(array).all():
+                    raise StorageError(f"{prefix}{name} is not all finite numbers in float32")
+        exported = ExportedEncoder(arrays["encoder_onnx"].tobytes(), tables)
         successors = activity = None
         if settings.model.transitions:
             successors = SuccessorTable.from_arrays(arrays, "successors", index.num_items)
@@ -319,9 +331,17 @@ class Recommender:
             raise StorageError(
                 f"width is {settings.model.width}, the index has vectors of {index.width}"
             )
-        chosen = _encoder(encoder, index, settings, weights, onnx, threads)
+        chosen = _encoder(encoder, index, settings, weights, exported, threads)
         return cls(
-            index, chosen, item_ids, popularity, own, weights, lambda: onnx, successors, activity
+            index,
+            chosen,
+            item_ids,
+            popularity,
+            own,
+            weights,
+            lambda: exported,
+            successors,
+            activity,
         )
 
     # Asking it -----------------------------------------------------------------------------------
@@ -375,8 +395,6 @@ class Recommender:
         boosted = self._boosted(boosts)
         clock.lap("look up")
         answered = np.array([len(items) > 0 for items in known], np.bool_)
-        ids = np.full((len(known), k), -1, np.int64)
-        scores = np.full((len(known), k), -np.inf, np.float32)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
         learnt = LearntBoosts(None, None)
         if answered.any():
@@ -399,11 +417,17 @@ class Recommender:
             clock.lap("search")
             if not isinstance(chosen, Default):  # which computes none of its own
                 clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
-            ids[answered], scores[answered] = top.ids, top.scores
-        for place in np.flatnonzero(~answered):
-            best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
-            ids[place, : len(best)] = best
-            scores[place, : len(best)] = popularity
+        if top is not None and answered.all():
+            ids, scores = top.ids, top.scores
+        else:
+            ids = np.full((len(known), k), -1, np.int64)
+            scores = np.full((len(known), k), -np.inf, np.float32)
+            if top is not None:
+                ids[answered], scores[answered] = top.ids, top.scores
+            for place in np.flatnonzero(~answered):
+                best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
+                ids[place, : len(best)] = best
+                scores[place, : len(best)] = popularity
         items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
         clock.lap("answer")
         return Recommendations(
@@ -489,9 +513,11 @@ class Recommender:
         kept: list[NDArray[np.bool_]] = []
         for start, end in pairwise([0, *ends]):
             items = found[start:end]
-            kept.append(items >= 0)
-            known.append(items[kept[-1]].astype(np.int32))
-            unknown.append([whole[start + place] for place in np.flatnonzero(~kept[-1])])
+            is_known = items >= 0
+            missing = [] if is_known.all() else np.flatnonzero(~is_known).tolist()
+            kept.append(is_known)
+            known.append((items[is_known] if missing else items).astype(np.int32))
+            unknown.append([whole[start + place] for place in missing])
         return known, unknown, kept
 
     def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:
@@ -571,8 +597,9 @@ class _Clock:
 
 def _share_of_scoring(stats: SearchStats) -> float:
     """Return which share of the time of searches went into sub-item scores."""
-    whole = int(stats.nanoseconds.sum())
-    return int(stats.sub_item_score_nanoseconds.sum()) / whole if whole else 0.0
+    records = stats.records
+    whole = int(records["nanoseconds"].sum())
+    return int(records["sub_item_score_nanoseconds"].sum()) / whole if whole else 0.0
 
 
 def _from_version_3(saved: Saved) -> Saved:
@@ -636,7 +663,7 @@ def _combined(
     return [add_boosts(boosts, given) for boosts in own]
 
 
-def _export(model: SequenceModel) -> bytes:
+def _export(model: SequenceModel) -> ExportedEncoder:
     from recprune.models.onnx_export import export_encoder
 
     return export_encoder(model)
@@ -671,13 +698,18 @@ def _encoder(
     index: Index,
     settings: Settings,
     weights: dict[str, NDArray[Any]],
-    onnx: bytes,
+    exported: ExportedEncoder,
     threads: int,
 ) -> Encoder:
     if kind != "torch":
         try:
-            vectors = _item_vectors(index, settings)
-            return OnnxEncoder(onnx, vectors, settings.model.length, threads=threads)
+            return OnnxEncoder(
+                exported.onnx,
+                _item_vectors(index, settings),
+                settings.model.length,
+                tables=exported.tables,
+                threads=threads,
+            )
         except MissingExtraError:
             if kind == "onnx":
                 raise

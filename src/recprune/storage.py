@@ -345,7 +345,8 @@ def _map_array(file: Any, size: int, path: Path, entry: Json) -> NDArray[Any]:
         raise StorageError(f"{path}: {size} bytes, too few or too many for {list(shape)}")
     if 0 in shape:  # a memory map of nothing is refused by the system
         return np.empty(shape, dtype)
-    return np.memmap(file, dtype, mode="r", offset=begin, shape=shape)
+    # As a plain array: taking single numbers out of NumPy's own kind for maps is slow.
+    return np.asarray(np.memmap(file, dtype, mode="r", offset=begin, shape=shape))
 
 
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:

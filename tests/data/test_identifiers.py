@@ -90,6 +90,28 @@ def test_many_are_found_as_each_is(
     assert found.tolist() == list(map(place, wanted))
 
 
+@given(first=INTEGERS, count=st.integers(1, 20), others=st.lists(ANYTHING))
+def test_numbers_without_gaps_are_found_as_each_is(
+    first: int, count: int, others: list[object]
+) -> None:
+    ids = IntegerIds(
+        np.arange(min(first, 2**63 - 1 - count), min(first, 2**63 - 1 - count) + count)
+    )
+    wanted = [*ids.numbers.tolist(), *others, -(2**63), 2**63 - 1]
+    assert ids.find_all(wanted).tolist() == [ids.find(value) for value in wanted]
+    integers = [value for value in wanted if type(value) is int and abs(value) < 2**63]
+    assert ids.find_all(integers).tolist() == [ids.find(value) for value in integers]
+
+
+def test_several_are_taken_as_each_is() -> None:
+    ids = IntegerIds(np.array([3, 5, 9]))
+    assert ids.take([2, 0, 0]) == [9, 3, 3]
+    assert ids.take([]) == []
+    for outside in (-1, 3):
+        with pytest.raises(IndexError, match=f"internal id {outside}, expected 0 to 2"):
+            ids.take([0, outside])
+
+
 def test_negative_internal_ids_are_refused() -> None:
     with pytest.raises(IndexError, match="internal id -1, expected 0 to 1"):
         IntegerIds(np.array([1, 7]))[-1]

@@ -30,6 +30,7 @@ NUM_ITEMS = 300
 NUM_SUB_ITEMS = 16
 LENGTH = 24
 WIDTH = 64
+WIDE = 256  # enough that products of sub-items are looked up
 
 
 def some_codes(num_items: int = NUM_ITEMS) -> CodeArray:
@@ -52,8 +53,9 @@ def settings_of(
     embedding: EmbeddingKind = "recjpq",
     num_blocks: int = 2,
     inner_share: float = 1.0,
+    width: int = WIDTH,
 ) -> ModelSettings:
-    shape = (WIDTH, num_blocks, num_heads, LENGTH)
+    shape = (width, num_blocks, num_heads, LENGTH)
     return ModelSettings(architecture, embedding, *shape, inner_share=inner_share)
 
 
@@ -66,7 +68,10 @@ def vectors_of(model: SequenceModel) -> ItemVectors:
 
 
 def onnx_encoder(model: SequenceModel, length: int = LENGTH, threads: int = 1) -> OnnxEncoder:
-    return OnnxEncoder(export_encoder(model), vectors_of(model), length, threads=threads)
+    exported = export_encoder(model)
+    return OnnxEncoder(
+        exported.onnx, vectors_of(model), length, tables=exported.tables, threads=threads
+    )
 
 
 def some_histories(*lengths: int, num_items: int = NUM_ITEMS) -> list[Int32Array]:
@@ -139,6 +144,55 @@ def test_onnx_torch_and_the_whole_model_agree(
             assert largest_difference(found, states) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("architecture", "num_blocks", "num_tables"),
+    [("sasrec", 1, 0), ("sasrec", 2, 3), ("sasrec", 3, 3), ("timed", 2, 3), ("esasrec", 2, 0)],
+)
+def test_what_is_looked_up_is_what_would_be_multiplied(
+    architecture: Architecture, num_blocks: int, num_tables: int
+) -> None:
+    model = some_model(settings_of(architecture, num_blocks=num_blocks, width=WIDE))
+    fast, plain = onnx_encoder(model), TorchEncoder(model, LENGTH)
+    exported = export_encoder(model)
+    assert len(exported.tables) == num_tables
+    assert all(table.dtype == np.float32 for table in exported.tables.values())
+    for length in (1, 2, 7, LENGTH):
+        histories = some_histories(length, length, length)
+        for timelines in (None, [*some_timelines(histories[:2]), None]):
+            found = fast.encode(histories, timelines)
+            assert largest_difference(found, plain.encode(histories, timelines)) < 2e-5
+
+
+def test_tables_are_kept_where_they_are_small_and_save_much() -> None:
+    few = some_codes()[:, :2]
+    for settings, codes, num_tables in (
+        (settings_of(width=WIDE), some_codes(), 3),
+        (settings_of(width=WIDE // 2), some_codes(), 0),  # eight rows are added instead of 128
+        (settings_of(), few, 3),
+        (settings_of(num_heads=2), few, 0),
+        (settings_of(embedding="full"), few, 0),
+    ):
+        assert len(export_encoder(some_model(settings, codes)).tables) == num_tables
+    torch.manual_seed(1)
+    many = build_model(settings_of(), few, 4 * WIDTH + 1)
+    assert not export_encoder(many).tables
+
+
+def test_tables_of_another_encoder_are_refused() -> None:
+    model = some_model(settings_of(width=WIDE))
+    content, tables = export_encoder(model)
+    wrong: list[dict[str, Any]] = [
+        {},
+        {**tables, "more": tables["scores"]},
+        {**tables, "scores": tables["scores"][:-1]},
+        {**tables, "scores": tables["scores"].astype(np.float64)},
+        {**tables, "scores": tables["values"]},
+    ]
+    for given in wrong:
+        with pytest.raises(StorageError, match=r"not an encoder|table scores is float"):
+            OnnxEncoder(content, vectors_of(model), LENGTH, tables=given)
+
+
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 @pytest.mark.parametrize("num_heads", [1, 4])
 def test_the_graph_means_the_same_to_the_reference_implementation(
@@ -151,7 +205,7 @@ def test_the_graph_means_the_same_to_the_reference_implementation(
     timelines = some_timelines([history])
     if model.reads_times:
         inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, 9)
-    reference = ReferenceEvaluator(onnx.load_from_string(export_encoder(model)))
+    reference = ReferenceEvaluator(onnx.load_from_string(export_encoder(model).onnx))
     found = cast(list[Float32Array], reference.run(None, inputs))[0]
     expected = TorchEncoder(model, LENGTH).encode([history], timelines)
     assert largest_difference(found, expected) < 1e-5
@@ -308,11 +362,11 @@ def test_lengths_and_threads_must_be_possible(model: SequenceModel) -> None:
 def test_vectors_of_another_width_are_refused(model: SequenceModel) -> None:
     narrow = ItemVectors.from_table(np.zeros((3, WIDTH - 1), np.float32))
     with pytest.raises(InputError, match="takes vectors of 64, those of items 63"):
-        OnnxEncoder(export_encoder(model), narrow, LENGTH)
+        OnnxEncoder(export_encoder(model).onnx, narrow, LENGTH)
 
 
 def test_a_damaged_file_is_refused(model: SequenceModel) -> None:
-    content, vectors = export_encoder(model), vectors_of(model)
+    content, vectors = export_encoder(model).onnx, vectors_of(model)
     for damaged in (b"", b"not a model", bytes(100), content[1:], content[: len(content) // 2]):
         with pytest.raises(StorageError, match="not a usable ONNX model"):
             OnnxEncoder(damaged, vectors, LENGTH)
@@ -322,7 +376,7 @@ def test_a_damaged_file_is_refused(model: SequenceModel) -> None:
 
 
 def test_a_foreign_model_is_refused(model: SequenceModel) -> None:
-    foreign = onnx.load_from_string(export_encoder(model))
+    foreign = onnx.load_from_string(export_encoder(model).onnx)
     del foreign.metadata_props[:]
     with pytest.raises(StorageError, match="not an encoder"):
         OnnxEncoder(foreign.SerializeToString(), vectors_of(model), LENGTH)
@@ -332,8 +386,8 @@ def test_a_foreign_model_is_refused(model: SequenceModel) -> None:
 
 
 def test_the_file_is_whole_and_its_axes_are_free(model: SequenceModel) -> None:
-    content = export_encoder(model)
-    assert content == export_encoder(model)  # the same model gives the same bytes
+    content = export_encoder(model).onnx
+    assert content == export_encoder(model).onnx  # the same model gives the same bytes
     graph = onnx.load_from_string(content).graph
     external = onnx.TensorProto.EXTERNAL
     assert all(constant.data_location != external for constant in graph.initializer)
@@ -348,7 +402,7 @@ def test_the_file_is_whole_and_its_axes_are_free(model: SequenceModel) -> None:
 
 def test_encoding_needs_neither_torch_nor_onnx(model: SequenceModel, tmp_path: Path) -> None:
     assert isinstance(model.embedding, RecJPQEmbedding)
-    (tmp_path / "encoder.onnx").write_bytes(export_encoder(model))
+    (tmp_path / "encoder.onnx").write_bytes(export_encoder(model).onnx)
     np.save(tmp_path / "codes.npy", model.embedding.codes.numpy())
     np.save(tmp_path / "sub_items.npy", model.embedding.sub_item_embeddings.detach().numpy())
     code = """
@@ -373,7 +427,7 @@ np.save(folder / "found.npy", encoder.encode([np.arange(10, dtype=np.int32)]))
 def test_without_onnx_runtime_there_is_advice(
     model: SequenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = export_encoder(model)
+    content = export_encoder(model).onnx
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"recprune\[onnx\]"):
         OnnxEncoder(content, vectors_of(model), LENGTH)

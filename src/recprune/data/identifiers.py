@@ -59,8 +59,11 @@ class IntegerIds:
         given = _all_int64(external_ids)
         if given is None:
             return _where_integers(external_ids, self.find_all)
-        if not len(self):
+        if not len(self) or not len(given):
             return np.full(len(given), -1, np.int64)
+        first, last = int(self.numbers[0]), int(self.numbers[-1])
+        if last - first == len(self) - 1:  # no number is left out
+            return np.where((given >= first) & (given <= last), given - first, -1)
         # Ascending: one search then begins in the cache of the one before it.
         wanted, which = np.unique(given, return_inverse=True)
         places = np.minimum(np.searchsorted(self.numbers, wanted), len(self) - 1)
@@ -68,7 +71,11 @@ class IntegerIds:
 
     def take(self, internal_ids: Iterable[int]) -> list[int]:
         """Return the external ids of several internal ones."""
-        return [self[int(internal_id)] for internal_id in internal_ids]
+        chosen = np.fromiter(internal_ids, np.int64)
+        for internal_id in (chosen.min(initial=0), chosen.max(initial=0)) if len(chosen) else ():
+            _checked(int(internal_id), len(self))
+        found: list[int] = self.numbers[chosen].tolist()
+        return found
 
     def select(self, keep: NDArray[np.bool_]) -> IntegerIds:
         """Return only the ids where `keep` is true, numbered anew in the same order."""

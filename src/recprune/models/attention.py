@@ -1,8 +1,8 @@
-"""What both encoders share: positions, and the division into heads."""
+"""What encoders share: positions, the division into heads, and weights as they are exported."""
 
 from __future__ import annotations
 
-from recprune.types import needs_extra
+from recprune.types import Float64Array, needs_extra
 
 with needs_extra("train"):
     import torch
@@ -50,3 +50,8 @@ def by_head(projected: Tensor, num_heads: int) -> Tensor:
     """Divide [batch, length, d] into [batch, heads, length, d / heads]."""
     batch, length, width = projected.shape
     return projected.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
+
+
+def array_of(tensor: Tensor) -> Float64Array:
+    """Return a copy of some weights, wide enough that products of them lose nothing."""
+    return tensor.detach().double().cpu().numpy().copy()

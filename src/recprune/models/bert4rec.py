@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from recprune.models.activity import Activity
-from recprune.models.attention import LearnedPositions, by_head, same_segment
+from recprune.models.attention import LearnedPositions, array_of, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
+from recprune.models.inference import VECTORS
 from recprune.models.settings import ModelSettings
 from recprune.models.transitions import SuccessorTable
 from recprune.types import needs_extra
@@ -31,6 +32,7 @@ class BERT4Rec(nn.Module):
 
     fills_masks: ClassVar = True
     reads_times: ClassVar = False
+    looks_items_up: ClassVar = False
 
     repeats: nn.Linear | None  # φ → the boosts of buckets
     activity: Activity | None  # what that looks up, where it does
@@ -89,12 +91,12 @@ class BERT4Rec(nn.Module):
         """How many items it can look at."""
         return self.positions.length - 1  # the last is that of the mask
 
-    def write_graph(self, graph: OnnxGraph, vectors: str) -> str:
+    def write_graph(self, graph: OnnxGraph) -> str:
         """Write `encode_last` as ONNX operators; return its result, [batch, 1, d]."""
         # Zeros are appended, and the mask's vector is part of what is added at the last position.
-        positions = self.positions.table.detach().double()
-        positions[-1] += self.mask_vector.detach()
-        appended = graph.add("Pad", vectors, graph.integers(0, 0, 0, 0, 1, 0))
+        positions = array_of(self.positions.table)
+        positions[-1] += array_of(self.mask_vector)
+        appended = graph.add("Pad", VECTORS, graph.integers(0, 0, 0, 0, 1, 0))
         states = graph.add_last_rows(appended, positions)
         for block in self.blocks[:-1]:
             states = cast(BERT4RecBlock, block).write_graph(graph, states, last=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.models.timelines import event_times, gap_and_age_buckets
+from recprune import _native
+from recprune.models.timelines import AGE_BUCKETS, event_times, gap_and_age_buckets
 from recprune.search.checks import checked_count
 from recprune.types import (
     Float32Array,
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
 # Positions in one batch: enough that weights are read once for many short histories, and few
 # enough that what lies between two layers stays in the cache.
 _POSITIONS_AT_ONCE = 512
+
+
+VECTORS = "vectors"  # what an exported encoder calls the vectors of items
+_BUCKETS = ["gaps", "ages"]
+
+
+class ExportedEncoder(NamedTuple):
+    """An encoder as it is saved: see `export_encoder`."""
+
+    onnx: bytes
+    tables: Mapping[str, Float32Array]  # of what is looked up, by the input that takes it
 
 
 class Encoder(Protocol):
@@ -84,18 +97,34 @@ class ItemVectors:
 
     def __call__(self, items: Int32Array | Int64Array) -> Float32Array:
         """Return the vectors of items, [len, d]."""
-        chosen = _checked_items(items, self.num_items, "items")
-        if self._codes is None:
-            return self._rows.take(chosen, axis=0)
-        places = self._codes[chosen] + self._starts  # [len, M]
-        return self._rows.take(places, axis=0).reshape(len(chosen), self.width)
+        return self.of_sub_items(self.sub_items(_checked_items(items, self.num_items, "items")))
+
+    @property
+    def num_sub_items(self) -> int:
+        """M · B, of all splits; as many as items where each has a vector of its own."""
+        return len(self._rows)
+
+    def of_sub_items(self, sub_items: Int64Array) -> Float32Array:
+        """Return the vectors of items that are made up of these: [..., d]."""
+        return self._rows.take(sub_items, axis=0).reshape(*sub_items.shape[:-1], self.width)
+
+    def sub_items(self, items: Int64Array) -> Int64Array:
+        """Return which of all sub-items make up items, which are there: [..., M]."""
+        codes = items[..., None] if self._codes is None else self._codes[items]
+        return codes + self._starts
 
 
 class OnnxEncoder:
     """Runs an encoder written by `export_encoder`."""
 
     def __init__(
-        self, model: bytes, vectors: ItemVectors, length: int, *, threads: int = 1
+        self,
+        model: bytes,
+        vectors: ItemVectors,
+        length: int,
+        *,
+        tables: Mapping[str, Float32Array] | None = None,
+        threads: int = 1,
     ) -> None:
         with needs_extra("onnx"):
             import onnxruntime
@@ -120,6 +149,8 @@ class OnnxEncoder:
             raise StorageError(f"the encoder is not a usable ONNX model: {error}") from None
         self._session = session
         self._vectors = vectors
+        self._tables = tables or {}
+        self._memory = threading.local()  # for the sums of a thread
         self.length = _checked_positive(length, "length")
         self.width = vectors.width
         self._check()
@@ -134,11 +165,14 @@ class OnnxEncoder:
         )
 
     def _run(self, items: Int64Array, timelines: list[Timeline | None]) -> Float32Array:
-        inputs: dict[str, NDArray[Any]] = {
-            "vectors": self._vectors(items.ravel()).reshape(*items.shape, self.width)
-        }
+        length, sub_items = items.shape[1], self._vectors.sub_items(items)
+        inputs: dict[str, NDArray[Any]] = {VECTORS: self._vectors.of_sub_items(sub_items)}
+        added: NDArray[Any] = np.arange(self._longest - length, self._longest)
         if self._reads_times:
-            inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, items.shape[1])
+            inputs["gaps"], inputs["ages"] = gap_and_age_buckets(timelines, length)
+            added = inputs["gaps"]
+        if self._tables:
+            inputs |= self._looked_up(sub_items, added)
         try:
             found: Float32Array = self._session.run(None, inputs)[0]
         except Exception as error:  # ONNX Runtime's own have no other base
@@ -149,20 +183,53 @@ class OnnxEncoder:
             raise StorageError(f"the encoder returns {given}, expected float32{list(expected)}")
         return found
 
+    def _looked_up(self, sub_items: Int64Array, added: NDArray[Any]) -> dict[str, Float32Array]:
+        """Return the sums of the rows of every item, and of the row that is added to it."""
+        *shape, num_splits = sub_items.shape
+        places = np.empty((*shape, num_splits + 1), np.int64)
+        places[..., :-1] = sub_items
+        places[..., -1] = self._vectors.num_sub_items + added
+        rows = places.reshape(-1, num_splits + 1)
+        found = {}
+        for name, table in self._tables.items():
+            sums = self._sums(name, len(rows), table.shape[1])
+            _native.add_rows(table, rows, sums)
+            found[name] = sums.reshape(*shape, -1)
+        return found
+
+    def _sums(self, name: str, count: int, columns: int) -> Float32Array:
+        """Return an array that this thread has used before, if it is large enough.
+
+        New memory of this size comes from the system, page by page, which takes longer than adding.
+        """
+        kept: Float32Array | None = getattr(self._memory, name, None)
+        if kept is None or len(kept) < count:
+            kept = np.empty((max(count, _POSITIONS_AT_ONCE), columns), np.float32)
+            setattr(self._memory, name, kept)
+        return kept[:count]
+
     def _check(self) -> None:
         """Refuse a model that is not an encoder, or not one of these items and this length."""
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         names = [value.name for value in (*inputs, *outputs)]
-        self._reads_times = names[1:-1] == ["gaps", "ages"]
-        expected = ["vectors", *(names[1:-1] if self._reads_times else []), "sequence_embedding"]
+        self._reads_times = names[-3:-1] == _BUCKETS
+        expected = [VECTORS, *self._tables, *(_BUCKETS if self._reads_times else [])]
         longest = self._session.get_modelmeta().custom_metadata_map.get("length", "")
-        if names != expected or not longest.isdecimal():
+        if sorted(names) != sorted([*expected, "sequence_embedding"]) or not longest.isdecimal():
             raise StorageError(f"the ONNX model is not an encoder: it has {', '.join(names)}")
+        self._longest = int(longest)
         width = inputs[0].shape[-1]
         if width != self.width:
             raise InputError(f"the encoder takes vectors of {width}, those of items {self.width}")
-        if self.length > int(longest):
+        if self.length > self._longest:
             raise InputError(f"length is {self.length}, expected at most the model's {longest}")
+        added = AGE_BUCKETS if self._reads_times else self._longest
+        columns = {value.name: value.shape[-1] for value in inputs}
+        for name, table in self._tables.items():
+            shape = (self._vectors.num_sub_items + added, columns[name])
+            if table.dtype != np.float32 or table.shape != shape:
+                given = f"{table.dtype}{list(table.shape)}"
+                raise StorageError(f"table {name} is {given}, expected float32{list(shape)}")
 
 
 class TorchEncoder:
@@ -220,6 +287,8 @@ def _encode_by_length(
             raise InputError(f"histories[{user}] is empty: there is nothing to encode")
         cut.append(items)
         by_length.setdefault(len(items), []).append(user)
+    if len(cut) == 1:  # as a service asks: nothing to put together
+        return run(cut[0][None], [known[0]])
     found = np.empty((len(cut), width), np.float32)
     for count, users in by_length.items():
         at_once = max(1, _POSITIONS_AT_ONCE // count)

@@ -1,8 +1,11 @@
-"""The encoder of a trained model as an ONNX graph: item vectors → sequence embedding.
+"""The encoder of a trained model as an ONNX graph: items → sequence embedding.
 
 Each encoder writes its graph itself, operator by operator; nothing is traced. So it is a few dozen
 nodes without any arithmetic on shapes, weights that would meet at every call are multiplied once
 and for all, and nothing but `onnx` is needed.
+
+The vector of an item is made of a few sub-item vectors, and of these there are few. So what the
+first block multiplies with single items is looked up in tables and added, see `look_up`.
 """
 
 from __future__ import annotations
@@ -13,33 +16,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.models.architectures import SequenceModel
-from recprune.types import VERSION, Float64Array, needs_extra
+from recprune.models.attention import array_of
+from recprune.models.embedding import RecJPQEmbedding
+from recprune.models.inference import VECTORS, ExportedEncoder
+from recprune.types import VERSION, Float32Array, Float64Array, needs_extra
 
 with needs_extra("train"):
     import onnx
     from onnx import helper, numpy_helper
 with needs_extra("train"):
-    from torch import Tensor, nn
+    from torch import nn
 
-_VECTORS = "vectors"
 _SEQUENCE_EMBEDDING = "sequence_embedding"
 _OPSET = 23  # the first that knows Attention
 _IR_VERSION = 11  # which came with it; a newer one would only lock out older runtimes
 _END = int(np.iinfo(np.int64).max)  # of an axis, however long
+_LEAST_SHARE = 32  # how many times as wide as its splits are many a model is, for look-ups to pay
+_MOST_SHARE = 8  # how many times as many rows a table of look-ups may have as a weight
 
 
-def export_encoder(model: SequenceModel) -> bytes:
-    """Return an ONNX model of `model.encode_last`, its weights inside.
+def export_encoder(model: SequenceModel) -> ExportedEncoder:
+    """Return an ONNX model of `model.encode_last`, its weights inside, and what it looks up.
 
     Input `vectors`, float32 [batch, length, d]; output `sequence_embedding`, float32 [batch, d].
-    An encoder that reads times also takes `gaps` and `ages`, int64 [batch, length]: the buckets of
-    how long each event was the newest, and of how long it is ago.
+    For every table there is an input of its name, float32 [batch, length, columns]: for each item
+    the sum of the rows of its sub-items, all splits one after the other, and of one further row.
+    That is the row of its position or, for an encoder that reads times, of its gap.
+    Such an encoder also takes `gaps` and `ages`, int64 [batch, length]: the buckets of how long
+    each event was the newest, and of how long it is ago.
     The longest history stands in its metadata as `length`.
     """
-    graph = OnnxGraph()
-    last = model.write_graph(graph, _VECTORS)
+    graph = OnnxGraph(model.embedding.width, _sub_items_to_look_up(model))
+    last = model.write_graph(graph)
     graph.add("Squeeze", last, graph.integers(1), output=_SEQUENCE_EMBEDDING)
-    return graph.finished(model.longest_history, model.embedding.width)
+    return ExportedEncoder(graph.finished(model.longest_history), graph.tables)
+
+
+def _sub_items_to_look_up(model: SequenceModel) -> Float64Array | None:
+    """Return the sub-item embeddings [M, B, d/M], if products with them are worth keeping.
+
+    A look-up adds M rows where a product adds d: where M is not far less, or where the rows would
+    be many more than those of the weights, nothing is gained.
+    """
+    embedding = model.embedding
+    if not isinstance(embedding, RecJPQEmbedding) or not model.looks_items_up:
+        return None
+    splits, rows = embedding.num_splits, embedding.num_splits * embedding.num_sub_items
+    if splits * _LEAST_SHARE > embedding.width or rows > _MOST_SHARE * embedding.width:
+        return None
+    return array_of(embedding.sub_item_embeddings)
 
 
 class AttentionLayers(Protocol):
@@ -54,10 +79,19 @@ class AttentionLayers(Protocol):
 class OnnxGraph:
     """Nodes and constants; what its methods take and return are names of values."""
 
-    def __init__(self) -> None:
-        self._buckets: list[str] = []  # inputs beside the vectors
+    def __init__(self, width: int, sub_items: Float64Array | None = None) -> None:
+        """With sub-item embeddings [M, B, d/M], products of items can be looked up."""
+        self.tables: dict[str, Float32Array] = {}  # of these, each with an input of its name
+        self._width = width
+        self._sub_items = sub_items
+        self._buckets: list[str] = []  # further inputs
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether products of items can be looked up."""
+        return self._sub_items is not None
 
     def add(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node; return its output."""
@@ -83,9 +117,21 @@ class OnnxGraph:
         self._buckets.append(name)
         return name
 
-    def rows(self, table: Tensor, places: str) -> str:
+    def look_up(
+        self, name: str, weight: Float64Array, rows: Float64Array, bias: Float64Array | float = 0.0
+    ) -> str:
+        """Add a table and its input: a weight [out, d] times items and rows [n, d], plus a bias."""
+        assert self._sub_items is not None  # noqa: S101 # `looks_up` was asked for
+        by_split = np.split(weight, len(self._sub_items), axis=1)
+        parts = [vectors @ part.T for vectors, part in zip(self._sub_items, by_split, strict=True)]
+        # An item has one row of these: the bias is added once.
+        table = np.concatenate([*parts, rows @ weight.T + bias])
+        self.tables[name] = table.astype(np.float32)
+        return name
+
+    def rows(self, table: Float64Array, places: str) -> str:
         """Look rows of a table up: [..., width]."""
-        return self.add("Gather", self.constant(_array(table)), places, axis=0)
+        return self.add("Gather", self.constant(table), places, axis=0)
 
     def linear(self, inputs: str, weight: Float64Array, bias: Float64Array | None = None) -> str:
         """Multiply by a weight laid out as torch does, [out, in], and add the bias."""
@@ -93,11 +139,25 @@ class OnnxGraph:
         return product if bias is None else self.add("Add", product, self.constant(bias))
 
     def layer(self, inputs: str, module: nn.Linear) -> str:
-        return self.linear(inputs, _array(module.weight), _array(module.bias))
+        return self.linear(inputs, array_of(module.weight), array_of(module.bias))
 
     def norm(self, states: str, module: nn.LayerNorm) -> str:
-        scale, shift = self.constant(_array(module.weight)), self.constant(_array(module.bias))
+        scale, shift = self.constant(array_of(module.weight)), self.constant(array_of(module.bias))
         return self.add("LayerNormalization", states, scale, shift, axis=-1, epsilon=module.eps)
+
+    def norm_and_scale(self, states: str, module: nn.LayerNorm) -> tuple[str, str]:
+        """Return normalised states, and what their deviations from the mean are multiplied by."""
+        normalised = self.norm(states, module)
+        scale = f"{normalised}_scale"  # [batch, length, 1]
+        self._nodes[-1].output.extend(["", scale])  # the mean is of no use
+        return normalised, scale
+
+    def cut(self, states: str, *widths: int) -> list[str]:
+        """Cut states into parts of some widths."""
+        names = [f"{states}_{place}" for place in range(len(widths))]
+        node = helper.make_node("Split", [states, self.integers(*widths)], names, names[0], axis=-1)
+        self._nodes.append(node)
+        return names
 
     def attend(
         self,
@@ -108,20 +168,27 @@ class OnnxGraph:
         last: bool,
         causal: bool,
         bias: str | None = None,
+        outer: nn.Linear | None = None,
     ) -> str:
         """Return what every query gathers from the states, [batch, queries, d].
 
         `last` says that there is one query a history, that of its last state. A bias is added to
         the scores of [batch, heads, queries, states].
         What a key's bias adds to all scores of a query is lost in the softmax, and is left out.
+        With `outer`, which is for the last query, what is given as states are parts of them, one
+        beside the other: a state is the first part plus `outer` of the second.
         """
         heads, width = layers.num_heads, layers.query.in_features
         size = width // heads
         added = [] if bias is None else [bias]
         options = {"q_num_heads": heads, "is_causal": int(causal), "scale": size**-0.5}
-        query_weight, query_bias = _array(layers.query.weight), _array(layers.query.bias)
-        key_weight, value_weight = _array(layers.key.weight), _array(layers.value.weight)
-        value_bias = _array(layers.value.bias)
+        query_weight, query_bias = array_of(layers.query.weight), array_of(layers.query.bias)
+        key_weight, value_weight = array_of(layers.key.weight), array_of(layers.value.weight)
+        value_bias = array_of(layers.value.bias)
+        if outer is not None:  # a product with the sum is one with the parts
+            value_bias += value_weight @ array_of(outer.bias)
+            whole = np.concatenate([np.eye(width), array_of(outer.weight)], axis=1)
+            key_weight, value_weight = key_weight @ whole, value_weight @ whole
         if not last and heads > 1:
             attended = self.add(
                 "Attention",
@@ -140,11 +207,11 @@ class OnnxGraph:
             against = self.linear(queries, product, key_weight.T @ query_bias)
         else:
             projected = self.linear(queries, query_weight, query_bias)
-            against = self.by_head(projected, key_weight.reshape(heads, size, width))
+            against = self.by_head(projected, key_weight.reshape(heads, size, -1))
         means = self.add("Attention", against, states, states, *added, kv_num_heads=1, **options)
         if heads == 1:
             return self.linear(means, value_weight, value_bias)
-        attended = self.by_head(means, value_weight.reshape(heads, size, width).transpose(0, 2, 1))
+        attended = self.by_head(means, value_weight.reshape(heads, size, -1).transpose(0, 2, 1))
         return self.add("Add", attended, self.constant(value_bias))
 
     def gated(self, values: str, inputs: str, gate: nn.Linear) -> str:
@@ -163,26 +230,28 @@ class OnnxGraph:
         start, end, axis = self.integers(-1), self.integers(_END), self.integers(1)
         return self.add("Slice", states, start, end, axis)
 
-    def add_last_rows(self, states: str, table: Tensor) -> str:
+    def add_last_rows(self, states: str, table: Float64Array) -> str:
         """Add the last rows of a table, as many as there are states."""
         start = self.add("Neg", self.add("Shape", states, start=1, end=2))
-        rows = self.add(
-            "Slice", self.constant(_array(table)), start, self.integers(_END), self.integers(0)
-        )
+        rows = self.add("Slice", self.constant(table), start, self.integers(_END), self.integers(0))
         return self.add("Add", states, rows)
 
-    def finished(self, length: int, width: int) -> bytes:
+    def finished(self, length: int) -> bytes:
         """Return the checked model."""
-        kind = onnx.TensorProto.FLOAT
-        vectors = helper.make_tensor_value_info(_VECTORS, kind, ["batch", "length", width])
-        embedding = helper.make_tensor_value_info(_SEQUENCE_EMBEDDING, kind, ["batch", width])
-        integers = onnx.TensorProto.INT64
+        kind, integers = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+        widths = {VECTORS: self._width}
+        widths |= {name: table.shape[1] for name, table in self.tables.items()}
+        items = [
+            helper.make_tensor_value_info(name, kind, ["batch", "length", width])
+            for name, width in widths.items()
+        ]
+        embedding = helper.make_tensor_value_info(_SEQUENCE_EMBEDDING, kind, ["batch", self._width])
         buckets = [
             helper.make_tensor_value_info(name, integers, ["batch", "length"])
             for name in self._buckets
         ]
         graph = helper.make_graph(
-            self._nodes, "encoder", [vectors, *buckets], [embedding], self._constants
+            self._nodes, "encoder", [*items, *buckets], [embedding], self._constants
         )
         model = helper.make_model(
             graph,
@@ -195,8 +264,3 @@ class OnnxGraph:
         onnx.checker.check_model(model, full_check=True)
         content: bytes = model.SerializeToString(deterministic=True)
         return content
-
-
-def _array(tensor: Tensor) -> Float64Array:
-    """Return a copy of some weights, wide enough that products of them lose nothing."""
-    return tensor.detach().double().cpu().numpy().copy()

@@ -367,7 +367,7 @@ PRESETS = {
     "gsasrec": Settings(),
     "gbert4rec": Settings(ModelSettings("bert4rec", num_blocks=3, num_heads=4)),
     # Not the paper's: eSASRec and its loss, and the same with an encoder that reads times.
-    # Encoding with networks as wide as the model would take up to 1.7 times as long as SASRec's.
+    # Encoding with networks as wide as the model would take up to 3.2 times as long as SASRec's.
     "esasrec": Settings(ModelSettings("esasrec", inner_share=0.25), _CORRECTED_SOFTMAX),
     "timed": Settings(ModelSettings("timed"), _CORRECTED_SOFTMAX),
     # For logs in which people repeat themselves, or one item leads to the next: docs/models.md.

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from recprune.models.attention import LearnedPositions, no_later, same_segment
+from recprune.models.attention import LearnedPositions, array_of, no_later, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.esasrec import ESASRecBlock
+from recprune.models.inference import VECTORS
 from recprune.models.sasrec import SASRec, SASRecBlock
 from recprune.models.settings import ModelSettings
 from recprune.models.timelines import AGE_BOUNDS, AGE_BUCKETS, UNKNOWN_AGE, UNKNOWN_TIME
@@ -120,14 +121,21 @@ class TimedSASRec(SASRec):
         tables = self._age_table().unsqueeze(1).expand(batch, heads, queries, AGE_BUCKETS)
         return tables.gather(3, buckets.unsqueeze(1).expand(batch, heads, queries, events))
 
-    def write_graph(self, graph: OnnxGraph, vectors: str) -> str:
-        """Write `encode_last`; beside the vectors, it is given the buckets of gaps and ages."""
-        states = graph.add("Add", vectors, graph.rows(self.gaps, graph.buckets("gaps")))
-        for block in self.blocks[:-1]:
-            states = cast(SASRecBlock, block).write_graph(graph, states, last=False)
+    def write_graph(self, graph: OnnxGraph) -> str:
+        """Write `encode_last`; beside the items, it is given the buckets of gaps and ages."""
+        gaps = array_of(self.gaps)
+        states = graph.add("Add", VECTORS, graph.rows(gaps, graph.buckets("gaps")))
+        for place, block in enumerate(cast(list[SASRecBlock], list(self.blocks[:-1]))):
+            first = place == 0
+            parts = (
+                block.write_first(graph, states, gaps)
+                if first
+                else block.write_parts(graph, states)
+            )
+            states = block.write_whole(graph, parts)
         last = cast(ESASRecBlock, self.blocks[-1])
-        ages = graph.rows(self._age_table().T, graph.buckets("ages"))
-        numbers = graph.add_last_rows(ages, self.positions.table)  # [batch, length, heads]
+        ages = graph.rows(array_of(self._age_table().T), graph.buckets("ages"))
+        numbers = graph.add_last_rows(ages, array_of(self.positions.table))
         by_head = graph.add("Transpose", numbers, perm=[0, 2, 1])
         bias = graph.add("Unsqueeze", by_head, graph.integers(2))  # of one query
         return graph.norm(last.write_graph(graph, states, last=True, bias=bias), self.norm)

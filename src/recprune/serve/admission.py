@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from recprune.types import RecpruneError
 
@@ -79,17 +79,29 @@ class WorkPool:
         What takes longer goes on, and stays in flight, as nothing can stop a thread.
         """
         self._admission.enter()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        future.add_done_callback(self._finished)
-        done, _ = await asyncio.wait({future}, timeout=seconds)
-        if not done:
-            raise TimeoutError
-        return future.result()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
 
-    def _finished(self, future: asyncio.Future[T]) -> None:
-        self._admission.leave()
-        if not future.cancelled():
-            future.exception()  # retrieved, even if the caller no longer waits for it
+        def finish(result: T | None, error: BaseException | None) -> None:
+            self._admission.leave()
+            if done.cancelled():  # the caller no longer waits for it
+                return
+            if error is None:
+                done.set_result(cast(T, result))
+            else:
+                done.set_exception(error)
+
+        def do() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as raised:  # for the caller, whatever it is
+                error = raised
+            loop.call_soon_threadsafe(finish, result, error)
+
+        self._threads.submit(do)
+        async with asyncio.timeout(seconds):
+            return await done
 
     def close(self) -> None:
         """Let the threads finish."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import cache
 
 from recprune.serve.engine.backend import size_of
 from recprune.serve.engine.engine import Engine, Found
@@ -112,12 +113,20 @@ class Metrics:
             for exact in ("true", "false"):
                 self._queries.labels(method, exact)
 
+        # A figure is found by its labels for every request, in less time than the library takes.
+        # There are few of each: routes are templates.
+        self._request_count = cache(self._requests.labels)
+        self._request_seconds = cache(self._seconds.labels)
+        self._stage_seconds = cache(self._stages.labels)
+        self._query_count = cache(self._queries.labels)
+        self._depth_of = cache(self._depth.labels)
+
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._request_count(route, status).inc()
+        self._request_seconds(route).observe(seconds)
 
     def count_stage(self, stage: str, seconds: float) -> None:
-        self._stages.labels(stage).observe(seconds)
+        self._stage_seconds(stage).observe(seconds)
 
     def count_found(self, answers: Iterable[Found]) -> None:
         for found in answers:
@@ -126,7 +135,7 @@ class Metrics:
             if found.method is None:
                 self._fallbacks.inc()
                 continue
-            self._queries.labels(found.method, str(found.exact).lower()).inc()
+            self._query_count(found.method, "true" if found.exact else "false").inc()
             self._items_scored.observe(found.items_scored)
             if found.gap is not None:
                 self._gap.observe(found.gap)
@@ -151,8 +160,8 @@ class Metrics:
             self._reloads.labels(outcome).set(count)
 
     def set_depth(self, work: str, running: int, waiting: int) -> None:
-        self._depth.labels(work, "running").set(running)
-        self._depth.labels(work, "waiting").set(waiting)
+        self._depth_of(work, "running").set(running)
+        self._depth_of(work, "waiting").set(waiting)
 
     def text(self) -> bytes:
         """Return the figures of all workers, as Prometheus reads them."""

@@ -39,6 +39,10 @@ class RowNumbers:
         """Return the internal ids, −1 where there is none."""
         return find_rows(self.count, external_ids)
 
+    def take(self, internal_ids: Iterable[int]) -> list[int]:
+        """Return the ids of several items."""
+        return list(internal_ids)
+
 
 class Catalogue:
     """Items, their names, and how popular they are. Safe to share between threads."""
@@ -90,6 +94,10 @@ class Catalogue:
     def external_id(self, item: int) -> ExternalId:
         """Return what the caller calls an item."""
         return self.ids[item]
+
+    def external_ids(self, items: Sequence[int]) -> Sequence[ExternalId]:
+        """Do as `external_id` does, for several."""
+        return self.ids.take(items)
 
     def name(self, item: int) -> str | None:
         return self._texts.name(item)

@@ -137,8 +137,9 @@ class Engine:
                 deadline=choice.deadline,
                 index=self.index,
             )
-            missing = set(best.unknown[0])
-            unknown = [one for one, item in zip(history, given, strict=True) if item in missing]
+            unknown: list[ExternalId] = []
+            if missing := set(best.unknown[0]):
+                unknown = [one for one, item in zip(history, given, strict=True) if item in missing]
             found.append(replace(self._found_by(best, choice, allowed), unknown=unknown))
         return found
 

@@ -105,15 +105,16 @@ class CatalogueTexts:
         self._lines = files.content("lines")
         self.has_names = files.has("names")
         if self.has_names:
-            self._name_starts = files.array("name_starts.npy")
-            self._names = files.content("names")
+            # Of a few names at a time: slices of an array would take longer than decoding them.
+            self._name_starts = files.array("name_starts.npy").data
+            self._names = files.content("names").data
 
     def name(self, item: int) -> str | None:
         """Return the name, or None where there is none."""
         if not self.has_names:
             return None
-        start, end = self._name_starts[item : item + 2]
-        return self._names[start : end - 1].tobytes().decode() or None
+        start, end = self._name_starts[item], self._name_starts[item + 1]
+        return str(self._names[start : end - 1], "utf-8") or None
 
     def find(self, words: str, most: int) -> list[int]:
         """Return the most popular items whose line contains the words."""

@@ -86,8 +86,8 @@ def add_errors(app: FastAPI) -> None:
     """Answer every fault in the one form that is described."""
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(_invalid(request, error))
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return _response(_invalid(error))
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -100,11 +100,8 @@ def add_errors(app: FastAPI) -> None:
         return _response(as_http_error(error))
 
 
-def _invalid(request: Request, error: RequestValidationError) -> HttpError:
+def _invalid(error: RequestValidationError) -> HttpError:
     errors = error.errors()  # what was sent is not repeated: it may be anything
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().casefold()
-    if request.method == "POST" and not kind.endswith("json"):
-        return HttpError(422, "invalid", "send the header content-type: application/json")
     if errors[0]["type"] == "json_invalid":
         reason = errors[0]["ctx"]["error"]
         return HttpError(400, "invalid_json", f"not readable as JSON: {reason}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from recprune.serve.configuration import Limits
 from recprune.serve.engine.engine import DatedHistory, Engine, Found
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
 from recprune.serve.http.errors import LimitError, NotFoundError
+from recprune.serve.http.json_route import JsonRoute
 from recprune.serve.http.schemas import (
+    ANSWERS,
     Answer,
     Answers,
     Asker,
@@ -27,7 +30,6 @@ from recprune.serve.http.schemas import (
     Readiness,
     RecommendRequest,
     Reloaded,
-    ScoredItem,
     SearchRequest,
 )
 from recprune.serve.service import Service
@@ -38,6 +40,8 @@ with needs_extra("serve"):
     from fastapi.responses import FileResponse
     from fastapi.staticfiles import StaticFiles
     from pydantic import BaseModel
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 
 _PAGE = Path(__file__).parents[1] / "page"
 
@@ -56,7 +60,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 def _add_questions(app: FastAPI, service: Service) -> None:
     limits = service.settings.limits
 
-    @app.post("/recommend", response_model=Answers)
+    @_question(app, "/recommend", Answers)
     async def recommend(asked: RecommendRequest) -> Response:
         """Recommend the next items to histories, or to users whose events were posted."""
         begun = time.monotonic()
@@ -77,7 +81,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         histories = [_dated_history(asker, kept) for asker in askers]
         before = {"histories": 1000.0 * looked_up} if users else {}
 
-        def answered() -> str:
+        def answered() -> bytes:
             found = engine.recommend(
                 histories, choice, exclude_seen=asked.exclude_seen, now=asked.time
             )
@@ -85,7 +89,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
 
         return _written(await _pool_for(service, asked).run(answered))
 
-    @app.post("/search", response_model=Answers)
+    @_question(app, "/search", Answers)
     async def search(asked: SearchRequest) -> Response:
         """Find the best items for sequence embeddings from an encoder of your own."""
         begun = time.monotonic()
@@ -102,12 +106,12 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         embeddings = _float32(rows)
         choice = asked.choice(begun)
 
-        def answered() -> str:
+        def answered() -> bytes:
             return _answers(service, engine, engine.search(embeddings, choice), {})
 
         return _written(await _pool_for(service, asked).run(answered))
 
-    @app.post("/events", response_model=EventsAnswer)
+    @_question(app, "/events", EventsAnswer)
     async def events(asked: EventsRequest) -> Response:
         """Append interactions. What is answered with 2xx survives; the next question sees it."""
         _check_limit("events", len(asked.events), limits.events)
@@ -125,6 +129,22 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         new = await service.lookups.run(lambda: service.histories.append(kept))
         service.metrics.count_events(new)
         return _json(EventsAnswer(received=len(kept), new=new))
+
+
+def _question(app: FastAPI, path: str, answer: type[Any]) -> Callable[[Handler], Handler]:
+    """Have a function answer what is posted to a path."""
+
+    def add(handler: Handler) -> Handler:
+        app.router.add_api_route(
+            path,
+            handler,
+            methods=["POST"],
+            response_model=answer,
+            route_class_override=JsonRoute,
+        )
+        return handler
+
+    return add
 
 
 def _pool_for(service: Service, asked: RecommendRequest | SearchRequest) -> WorkPool:
@@ -176,36 +196,40 @@ def _float32(rows: list[list[float]]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return embeddings
 
 
-def _answers(service: Service, engine: Engine, found: list[Found], before: dict[str, float]) -> str:
+def _answers(
+    service: Service, engine: Engine, found: list[Found], before: dict[str, float]
+) -> bytes:
     """Return the answers as JSON.
 
     Called in the thread that found them: there may be thousands of items, and the event loop has
     others to attend to.
     """
     service.metrics.count_found(found)
-    answers = [
-        Answer(
-            items=[
-                ScoredItem(
-                    item=engine.catalogue.external_id(item),
-                    name=engine.catalogue.name(item),
-                    score=score,
+    catalogue = engine.catalogue
+    answers: list[Answer] = [
+        {
+            "items": [
+                {"item": item, "name": name, "score": score}
+                for item, name, score in zip(
+                    catalogue.external_ids(one.items),
+                    map(catalogue.name, one.items),
+                    one.scores,
+                    strict=True,
                 )
-                for item, score in zip(one.items, one.scores, strict=True)
             ],
-            unknown=list(one.unknown),
-            by_popularity=one.by_popularity,
-            method=one.method,
-            exact=one.exact,
-            items_scored=one.items_scored,
-            gap=one.gap,
-            missing_share=one.missing_share,
-            milliseconds=before | one.milliseconds,
-            explanation=one.explanation,
-        )
+            "unknown": one.unknown,
+            "by_popularity": one.by_popularity,
+            "method": one.method,
+            "exact": one.exact,
+            "items_scored": one.items_scored,
+            "gap": one.gap,
+            "missing_share": one.missing_share,
+            "milliseconds": before | one.milliseconds,
+            "explanation": one.explanation,
+        }
         for one in found
     ]
-    return Answers(answers=answers, version=engine.version).model_dump_json()
+    return ANSWERS.dump_json({"answers": answers, "version": engine.version})
 
 
 # Items -------------------------------------------------------------------------------------------
@@ -307,5 +331,5 @@ def _json(model: BaseModel) -> Response:
     return _written(model.model_dump_json())
 
 
-def _written(text: str) -> Response:
+def _written(text: str | bytes) -> Response:
     return Response(text, media_type="application/json")

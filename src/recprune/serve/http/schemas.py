@@ -16,8 +16,17 @@ from recprune.serve.engine.engine import Choice
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
-    from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictInt, StrictStr
+    from pydantic import (
+        BaseModel,
+        ConfigDict,
+        Field,
+        FiniteFloat,
+        StrictInt,
+        StrictStr,
+        TypeAdapter,
+    )
     from pydantic import model_validator as validator
+    from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 _LONGEST_ID = 512  # characters
 _MOST_FIELDS = 32  # of an object: more than any here has
@@ -170,7 +179,9 @@ class RecommendRequest(_ItemsRequest):
 
     def askers(self) -> list[Asker]:
         """Return the histories and users, whichever way they were given."""
-        return self.batch or [Asker(history=self.history, user=self.user, times=self.times)]
+        # What was checked is not checked again.
+        own = Asker.model_construct(history=self.history, user=self.user, times=self.times)
+        return self.batch or [own]
 
 
 class SearchRequest(_ItemsRequest):
@@ -237,7 +248,10 @@ class EventsAnswer(BaseModel):
     new: int
 
 
-class ScoredItem(BaseModel):
+# Answers to questions are dictionaries: making a model of every item takes longer than writing it.
+
+
+class ScoredItem(TypedDict):
     """An item of an answer."""
 
     item: int | str
@@ -245,36 +259,51 @@ class ScoredItem(BaseModel):
     score: float
 
 
-class Answer(BaseModel):
+class Answer(TypedDict):
     """The best items for one history or sequence embedding, and what finding them took."""
 
     items: list[ScoredItem]
-    unknown: list[int | str] = Field(description="Ids of the history that are unknown.")
-    by_popularity: bool = Field(
-        description="Nothing in the history was known: these are the most popular items, and "
-        "their scores are numbers of interactions, boosts added."
-    )
-    method: str | None = Field(description="The method that ran; null where none had to.")
-    exact: bool = Field(description="Whether this is what scoring every item would return.")
+    unknown: Annotated[list[int | str], Field(description="Ids of the history that are unknown.")]
+    by_popularity: Annotated[
+        bool,
+        Field(
+            description="Nothing in the history was known: these are the most popular items, and "
+            "their scores are numbers of interactions, boosts added."
+        ),
+    ]
+    method: Annotated[str | None, Field(description="The method that ran; null where none had to.")]
+    exact: Annotated[
+        bool, Field(description="Whether this is what scoring every item would return.")
+    ]
     items_scored: int
-    gap: float | None = Field(
-        description="By how much an item that is missing may outscore the last one here, at most; "
-        "null where there is no bound because fewer than k were found."
-    )
-    missing_share: float = Field(
-        0.0,
-        description="The share of the catalogue that could not be searched, as its shards are "
-        "lost; more than 0 only with --allow-partial. Then `exact` is false.",
-    )
-    milliseconds: dict[str, float] = Field(description="Time spent in each stage.")
-    explanation: dict[str, Any] | None = None
+    gap: Annotated[
+        float | None,
+        Field(
+            description="By how much an item that is missing may outscore the last one here, at "
+            "most; null where there is no bound because fewer than k were found."
+        ),
+    ]
+    missing_share: Annotated[
+        float,
+        Field(
+            description="The share of the catalogue that could not be searched, as its shards are "
+            "lost; more than 0 only with --allow-partial. Then `exact` is false.",
+        ),
+    ]
+    milliseconds: Annotated[dict[str, float], Field(description="Time spent in each stage.")]
+    explanation: dict[str, Any] | None
 
 
-class Answers(BaseModel):
+class Answers(TypedDict):
     """One answer for each history or sequence embedding, in their order."""
 
     answers: list[Answer]
-    version: str = Field(description="Of the recommender that answered; changes with a reload.")
+    version: Annotated[
+        str, Field(description="Of the recommender that answered; changes with a reload.")
+    ]
+
+
+ANSWERS = TypeAdapter(Answers)
 
 
 class ItemAnswer(BaseModel):
