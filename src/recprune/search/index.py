@@ -122,7 +122,7 @@ class Index:
         checked: NDArray[Any]
         checked, embeddings = checked_codes(codes, sub_item_embeddings)
         checked_threads(threads)
-        num_items, num_splits = checked.shape
+        num_items = len(checked)
         num_sub_items = embeddings.shape[1]
         narrow = checked.dtype == np.uint8
         if layout == "compact" and not narrow:
@@ -442,8 +442,8 @@ def _cells_of(
     codes: NDArray[np.uint8], sub_item_embeddings: Float32Array, threads: int
 ) -> dict[str, NDArray[Any]]:
     """Return the cells of an index, if one of its size has any."""
-    num_sub_items = sub_item_embeddings.shape[1]
-    if not _native.has_cells(*codes.shape, num_sub_items):
+    (num_items, num_splits), num_sub_items = codes.shape, sub_item_embeddings.shape[1]
+    if not _native.has_cells(num_items, num_splits, num_sub_items):
         return {}
     # What fills lines up should pass no filter: short vectors have small scores.
     padding = np.square(sub_item_embeddings).sum(axis=2).argmin(axis=1).astype(np.uint8)
