@@ -43,6 +43,10 @@ class CostModel {
     }
 
   private:
+    // Items that are usually wanted.
+    static constexpr double kUsualWanted = 10.0;
+    // A scan takes longer, the more splits there are: each rejects less.
+    static constexpr double kScanPower = 1.5;
     // Items of a catalogue for each that is wanted: see codes_come_first.
     static constexpr std::size_t kItemsPerWanted = 3000;
     // Lines of a first round: so many for a catalogue of so many items if so many are wanted. More
@@ -54,7 +58,10 @@ class CostModel {
 
     double items() const { return static_cast<double>(num_items_); }
     double scan() const {
-        return costs_.scanned_item * items() * static_cast<double>(num_splits_) / kUsualSplits;
+        const double wanted = static_cast<double>(std::max<std::size_t>(k_, 1)) / kUsualWanted;
+        const double longer = static_cast<double>(num_splits_) / kUsualSplits;
+        return costs_.scan + costs_.scanned_item * items() * std::pow(wanted, costs_.scan_growth) *
+                                 std::pow(longer, kScanPower);
     }
     double finding() const { return costs_.found_item * static_cast<double>(k_); }
 

@@ -63,10 +63,13 @@ class CellSearch {
             const int most = kPairUnits * static_cast<int>(layout_.num_pairs());
             deficits_.quantise(is_known ? slack() : guess,
                                is_known ? most : static_cast<int>(kGuessShare * most));
-            plan_.make(deficits_, kernels_, most, settings.most_lines);
+            // What is planned for is more than what is usually visited.
+            plan_.make(deficits_, kernels_, most, kPlannedLines * settings.most_lines);
             const int limit =
                 is_known ? deficits_.limit(slack()) : static_cast<int>(kPlannedShare * most);
             if (plan_.covers() < limit) return false;
+            if (plan_.lines(deficits_.limit(is_known ? slack() : guess)) > settings.most_lines)
+                return false;
             if (!visit(limit, settings.first_round_lines)) {
                 consider_pending();
                 return finish();
@@ -88,6 +91,8 @@ class CellSearch {
     // it was a little too low: nothing has to be done again as long as all of them are enough.
     static constexpr double kGuessShare = 0.74;
     static constexpr double kPlannedShare = 0.8;
+    // How many times as many lines a plan may have as pay.
+    static constexpr double kPlannedLines = 2.0;
     // How much larger a guess is made where too few items were found.
     static constexpr double kGuessGrowth = 1.5;
     // A guess needs to be more than nothing: as a share of the largest deficit conceivable.

@@ -311,11 +311,13 @@ Kernels avx2_kernels() {
     return {
         .name = "avx2",
         // A scan is bound by look-ups, not by memory.
-        .costs = {.scanned_item = 0.4,
-                  .line = 25.0,
-                  .cells = 20000.0,
-                  .found_item = 200.0,
-                  .few_items = 50'000,
+        .costs = {.scan = 240e3,
+                  .scanned_item = 0.5,
+                  .scan_growth = 0.29,
+                  .cells = 48e3,
+                  .line = 32.0,
+                  .found_item = 470.0,
+                  .few_items = 120'000,
                   .selective = 24},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,

@@ -289,11 +289,13 @@ Kernels avx512_kernels() {
     const Kernels without_vbmi = avx512bw_kernels();
     return {
         .name = "avx512",
-        .costs = {.scanned_item = 0.24,
-                  .line = 11.0,
-                  .cells = 12000.0,
-                  .found_item = 200.0,
-                  .few_items = 60'000,
+        .costs = {.scan = 95e3,
+                  .scanned_item = 0.17,
+                  .scan_growth = 0.11,
+                  .cells = 33e3,
+                  .line = 13.0,
+                  .found_item = 280.0,
+                  .few_items = 70'000,
                   .selective = 24},
         .refinements = 0,
         .sub_item_scores = without_vbmi.sub_item_scores,

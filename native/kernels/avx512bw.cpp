@@ -386,9 +386,14 @@ RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
 Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();
     kernels.name = "avx512bw";
-    kernels.costs.scanned_item = 0.24;
-    kernels.costs.line = 15.0;
-    kernels.costs.few_items = 30'000;
+    kernels.costs = {.scan = 150e3,
+                     .scanned_item = 0.26,
+                     .scan_growth = 0.185,
+                     .cells = 45e3,
+                     .line = 20.5,
+                     .found_item = 470.0,
+                     .few_items = 80'000,
+                     .selective = 24};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

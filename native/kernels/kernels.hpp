@@ -77,9 +77,11 @@ struct LineBatch {
 // What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
 // effect, and no result hangs on it.
 struct Costs {
-    double scanned_item;    // nanoseconds for an item of a scan, of eight splits
-    double line;            // nanoseconds for a line of cells
+    double scan;            // nanoseconds for a scan, however few items there are
+    double scanned_item;    // nanoseconds for an item of it, if eight splits and the best ten
+    double scan_growth;     // the power of K with which these grow
     double cells;           // nanoseconds for a search by cells, however few lines it visits
+    double line;            // nanoseconds for a line of cells
     double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
     std::size_t selective;  // if only one item in so many is allowed, these are scored one by one

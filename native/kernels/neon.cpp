@@ -194,11 +194,15 @@ std::size_t filter_lines_neon(const std::uint8_t* lines, const LineBatch& batch,
 Kernels neon_kernels() {
     Kernels kernels = portable_kernels();
     kernels.name = "neon";
-    // Not measured, but estimated from the instructions of the loop: docs/search.md.
-    kernels.costs.scanned_item = 0.45;
-    kernels.costs.line = 20.0;
-    kernels.costs.few_items = 10'000;
-    kernels.costs.selective = 24;
+    // Not measured, but estimated from the instructions of the loops: docs/search.md.
+    kernels.costs = {.scan = 200e3,
+                     .scanned_item = 0.45,
+                     .scan_growth = 0.29,
+                     .cells = 50e3,
+                     .line = 25.0,
+                     .found_item = 470.0,
+                     .few_items = 60'000,
+                     .selective = 24};
     kernels.refinements = CoarseTables<kQuarter>::kRounds;
     kernels.sub_item_scores = sub_item_scores_neon;
     kernels.quantise = quantise_neon;

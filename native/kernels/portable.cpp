@@ -137,11 +137,13 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
-        .costs = {.scanned_item = 2.2,
-                  .line = 60.0,
-                  .cells = 30000.0,
-                  .found_item = 200.0,
-                  .few_items = 150'000,
+        .costs = {.scan = 160e3,
+                  .scanned_item = 2.5,
+                  .scan_growth = 0.06,
+                  .cells = 60e3,
+                  .line = 38.0,
+                  .found_item = 300.0,
+                  .few_items = 110'000,
                   .selective = 8},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
