@@ -64,7 +64,7 @@ def test_codes_of_any_length_are_compared(tmp_path: Path) -> None:
             workload.sequence_embeddings[:10], 10, method="recjpqprune"
         ).stats
         assert entry["methods"]["recjpqprune"]["items_scored"] == np.median(stats.items_scored)
-        assert ("cells" in entry["methods"]) == (entry["splits"] == 8)
+        assert ("cells" in entry["methods"]) == (4 <= entry["splits"] <= 16)
         assert [row["k"] for row in entry["cutoffs"]] == [1, 10, 100, 1000]
         assert [row["items"] for row in entry["sizes"]] == [375, 1500, 6000]
     section = OtherCodes().section([record])

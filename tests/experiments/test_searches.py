@@ -262,7 +262,7 @@ def test_rq2_takes_every_cutoff_that_there_are_items_for(workload: Workload) -> 
     scored = [entry["items_scored"] for entry in figures["methods"]["recjpqprune"]]
     assert scored == sorted(scored)
     assert scored[0] < scored[-1]
-    assert all(entry["items_scored"] == 3000 for entry in figures["methods"]["pqtopk"])
+    assert all(entry["items_touched"] == 3000 for entry in figures["methods"]["pqtopk"])
     assert all(entry["by_cells"] == 0 for entry in figures["methods"]["auto"]), "few items: a scan"
 
 
