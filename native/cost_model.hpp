@@ -18,27 +18,32 @@ class CostModel {
     CostModel(const Costs& costs, std::size_t num_items, std::size_t num_splits, std::size_t k)
         : costs_(costs), num_items_(num_items), num_splits_(num_splits), k_(k) {}
 
-    // Whether items are filtered fastest as they come, by their codes. A scan that cannot count
-    // candidates before it scores them loses to that in ever larger catalogues, the more are
-    // wanted.
-    bool codes_come_first(bool scan_counts) const {
-        return num_items_ < costs_.few_items + (scan_counts ? 0 : kItemsPerWanted * k_);
+    // Whether items are filtered fastest as they come, by their codes. A scan scores many in vain
+    // where it cannot count candidates first, above all if a share of the items is hidden: then it
+    // loses to that in ever larger catalogues, the more are wanted.
+    bool codes_come_first(double hidden_share) const {
+        const double more = kItemsPerWanted * hidden_share * static_cast<double>(k_);
+        return items() < static_cast<double>(costs_.few_items) + more;
     }
 
     // Whether cells may be faster than a scan: if not, they are not even counted.
     bool cells_may_pay() const { return costs_.cells + finding() < scan(); }
 
-    // Whether scoring the allowed items one by one is the fastest.
-    bool few_are_allowed(std::size_t num_allowed) const {
-        return num_allowed * costs_.selective < num_items_;
+    // Whether scoring the allowed items one by one is faster than a scan.
+    bool few_are_allowed(std::size_t num_allowed) const { return allowed(num_allowed) < scan(); }
+    // The same for any other search.
+    bool very_few_are_allowed(std::size_t num_allowed) const {
+        return allowed(num_allowed) < costs_.cells;
     }
 
-    CellSettings cell_settings(double slack, bool may_scan) const {
+    // `num_allowed` are all items where no mask says otherwise.
+    CellSettings cell_settings(double slack, std::size_t num_allowed, bool may_scan) const {
         const double more = std::max(items() / kFirstRoundItems, 1.0);
         const double wanted = static_cast<double>(std::max(k_, kFirstRoundK)) / kFirstRoundK;
         const double first =
             kFirstRoundLines * std::pow(more, kFirstRoundPower) * std::sqrt(wanted);
-        const double most = (scan() - costs_.cells - finding()) / costs_.line;
+        const double otherwise = std::min(scan(), allowed(num_allowed));
+        const double most = (otherwise - costs_.cells - finding()) / costs_.line;
         return {slack, first, may_scan ? most : std::numeric_limits<double>::infinity()};
     }
 
@@ -48,7 +53,7 @@ class CostModel {
     // A scan takes longer, the more splits there are: each rejects less.
     static constexpr double kScanPower = 1.5;
     // Items of a catalogue for each that is wanted: see codes_come_first.
-    static constexpr std::size_t kItemsPerWanted = 3000;
+    static constexpr double kItemsPerWanted = 3000.0;
     // Lines of a first round: so many for a catalogue of so many items if so many are wanted. More
     // for a larger catalogue, whose cells have more lines, and for a larger K.
     static constexpr double kFirstRoundLines = 250.0;
@@ -62,6 +67,9 @@ class CostModel {
         const double longer = static_cast<double>(num_splits_) / kUsualSplits;
         return costs_.scan + costs_.scanned_item * items() * std::pow(wanted, costs_.scan_growth) *
                                  std::pow(longer, kScanPower);
+    }
+    double allowed(std::size_t num_allowed) const {
+        return costs_.allowed_item * static_cast<double>(num_allowed);
     }
     double finding() const { return costs_.found_item * static_cast<double>(k_); }
 

@@ -57,6 +57,9 @@ inline constexpr std::array kMethods = {
 // Of so many items that a query hides, one is taken to be among the best K. Found by trial.
 constexpr std::size_t kHiddenAmongBest = 4;
 
+// Items that a cell has at least for `auto` to consider cells. Found by trial.
+constexpr std::size_t kItemsPerCell = 2;
+
 // The parts of an index that are there; views over memory that the caller keeps alive.
 struct IndexView {
     std::size_t num_items = 0;
@@ -115,11 +118,21 @@ inline bool few_are_allowed(const IndexView& index, const Query& query, const Co
 // The engine that `auto` begins with.
 inline Method choose_method(const IndexView& index, const Query& query, const Limits& limits,
                             const CostModel& costs) {
-    const bool scan_counts = !query.allow && !query.item_bias;
+    // A bias hides an item from the filter as a mask does.
+    double hidden_share = query.item_bias ? 1.0 : 0.0;
+    if (query.allow && !query.item_bias)
+        hidden_share = 1.0 - static_cast<double>(query.num_allowed) /
+                                 static_cast<double>(std::max<std::size_t>(index.num_items, 1));
     // Codes are filtered to the end, whatever the deadline.
-    if (!index.codes.empty() && costs.codes_come_first(scan_counts) && !limits.has_deadline())
+    if (!index.codes.empty() && costs.codes_come_first(hidden_share) && !limits.has_deadline())
         return Method::pqtopk;
-    if (index.cells && costs.cells_may_pay()) return Method::cells;
+    if (query.allow && costs.very_few_are_allowed(query.num_allowed) && !index.codes.empty())
+        return Method::pqtopk;
+    // Where cells have few items each, a scan is faster than even a look at them.
+    const std::size_t num_cells = index.num_sub_items * index.num_sub_items;
+    if (index.cells && index.num_items >= kItemsPerCell * num_cells && costs.cells_may_pay())
+        return Method::cells;
+    if (few_are_allowed(index, query, costs)) return Method::pqtopk;
     return index.lists ? Method::scan : Method::pqtopk;
 }
 
@@ -143,7 +156,21 @@ inline double predicted_slack(const IndexView& index, const Query& query, const 
     return SlackPrediction(kernels, std::span(parts).first(count)).within(share);
 }
 
-// By cells, or by a scan where these do not pay. Returns which it was.
+inline void score_all(const IndexView& index, const Query& query, bool few_allowed,
+                      const Kernels& kernels, TopK& top, Stats& stats) {
+    auto score = [&](auto codes) {
+        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, few_allowed,
+               kernels, top, stats);
+    };
+    if (!index.wide_codes.empty())
+        score(index.wide_codes);
+    else if (!index.codes.empty() || !index.lists)
+        score(index.codes);
+    else
+        pqtopk(*index.lists, query, top, stats);
+}
+
+// By cells, or, where these do not pay, by a scan or one by one. Returns which it was.
 inline Method search_cells(const IndexView& index, const Query& query, const Request& request,
                            const Limits& limits, TopK& top, Stats& stats) {
     const Kernels& kernels = *request.kernels;
@@ -153,7 +180,12 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
     CellSearch search(*index.cells, index.codes.data(), kernels, query, limits, deficits, top,
                       stats);
     const bool may_scan = request.method == Method::automatic;
-    if (search.run(costs.cell_settings(slack, may_scan))) return Method::cells;
+    const std::size_t num_allowed = query.allow ? query.num_allowed : index.num_items;
+    if (search.run(costs.cell_settings(slack, num_allowed, may_scan))) return Method::cells;
+    if (may_scan && few_are_allowed(index, query, costs)) {
+        score_all(index, query, true, kernels, top, stats);
+        return Method::pqtopk;
+    }
     ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
     lists.run(index.num_sub_items);
     return Method::scan;
@@ -178,29 +210,12 @@ inline void search_posting_lists(const IndexView& index, const Query& query, con
         prune(index.wide_codes);
 }
 
-inline void score_all(const IndexView& index, const Query& query, bool few_allowed,
-                      const Kernels& kernels, TopK& top, Stats& stats) {
-    auto score = [&](auto codes) {
-        pqtopk(codes, index.num_items, index.num_splits, index.num_sub_items, query, few_allowed,
-               kernels, top, stats);
-    };
-    if (!index.wide_codes.empty())
-        score(index.wide_codes);
-    else if (!index.codes.empty() || !index.lists)
-        score(index.codes);
-    else
-        pqtopk(*index.lists, query, top, stats);
-}
-
 // Answers one query whose sub-item scores are ready. Returns the method that ran.
 inline Method answer(const IndexView& index, const Query& query, const Request& request,
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
     const CostModel costs(request.kernels->costs, index.num_items, index.num_splits, query.k);
-    const bool few_allowed = (method == Method::automatic || method == Method::pqtopk) &&
-                             few_are_allowed(index, query, costs);
-    if (method == Method::automatic)
-        method = few_allowed ? Method::pqtopk : choose_method(index, query, limits, costs);
+    if (method == Method::automatic) method = choose_method(index, query, limits, costs);
     switch (method) {
         case Method::cells:
             // A small catalogue has none.
@@ -213,7 +228,8 @@ inline Method answer(const IndexView& index, const Query& query, const Request& 
             search_posting_lists(index, query, request, limits, top, stats);
             break;
         default:
-            score_all(index, query, few_allowed, *request.kernels, top, stats);
+            score_all(index, query, few_are_allowed(index, query, costs), *request.kernels, top,
+                      stats);
     }
     return method;
 }

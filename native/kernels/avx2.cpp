@@ -318,7 +318,7 @@ Kernels avx2_kernels() {
                   .line = 32.0,
                   .found_item = 470.0,
                   .few_items = 120'000,
-                  .selective = 24},
+                  .allowed_item = 8.0},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,

@@ -296,7 +296,7 @@ Kernels avx512_kernels() {
                   .line = 13.0,
                   .found_item = 280.0,
                   .few_items = 70'000,
-                  .selective = 24},
+                  .allowed_item = 8.0},
         .refinements = 0,
         .sub_item_scores = without_vbmi.sub_item_scores,
         .quantise = without_vbmi.quantise,

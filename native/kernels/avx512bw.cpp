@@ -393,7 +393,7 @@ Kernels avx512bw_kernels() {
                      .line = 20.5,
                      .found_item = 470.0,
                      .few_items = 80'000,
-                     .selective = 24};
+                     .allowed_item = 8.0};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

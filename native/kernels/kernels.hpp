@@ -84,7 +84,7 @@ struct Costs {
     double line;            // nanoseconds for a line of cells
     double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
-    std::size_t selective;  // if only one item in so many is allowed, these are scored one by one
+    double allowed_item;    // nanoseconds for an item that is scored for being one of few allowed
 };
 
 struct Kernels {

@@ -144,7 +144,7 @@ Kernels portable_kernels() {
                   .line = 38.0,
                   .found_item = 300.0,
                   .few_items = 110'000,
-                  .selective = 8},
+                  .allowed_item = 9.0},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,

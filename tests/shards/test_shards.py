@@ -230,7 +230,7 @@ def test_later_rounds_score_fewer_items() -> None:
     assert sent["with"] < sent["without"], "what lies below the floor is not sent"
 
 
-@pytest.mark.parametrize("method", [Auto(over_inflation=0.5), Scan(max_steps=2), RecJPQPrune(2)])
+@pytest.mark.parametrize("method", [Scan(over_inflation=0.5), Scan(max_steps=2), RecJPQPrune(2)])
 def test_bounds_of_unsafe_searches_hold_for_all_shards(method: Any) -> None:
     rng = np.random.default_rng(2)
     codes = rng.integers(0, 256, (20_000, 8)).astype(np.uint8)

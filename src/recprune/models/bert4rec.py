@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from recprune.models.activity import Activity
 from recprune.models.attention import LearnedPositions, array_of, by_head, same_segment
 from recprune.models.embedding import ItemEmbedding
-from recprune.models.inference import VECTORS
+from recprune.models.graph_names import VECTORS
 from recprune.models.settings import ModelSettings
 from recprune.models.transitions import SuccessorTable
 from recprune.types import needs_extra

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune import _native
+from recprune.models.graph_names import VECTORS
 from recprune.models.timelines import AGE_BUCKETS, event_times, gap_and_age_buckets
 from recprune.search.checks import checked_count
 from recprune.types import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _POSITIONS_AT_ONCE = 512
 
 
-VECTORS = "vectors"  # what an exported encoder calls the vectors of items
 _BUCKETS = ["gaps", "ages"]
 
 
@@ -151,6 +150,9 @@ class OnnxEncoder:
         self._vectors = vectors
         self._tables = tables or {}
         self._memory = threading.local()  # for the sums of a thread
+        from recprune._native import add_rows  # here: models are trained without the core
+
+        self._add_rows = add_rows
         self.length = _checked_positive(length, "length")
         self.width = vectors.width
         self._check()
@@ -193,7 +195,7 @@ class OnnxEncoder:
         found = {}
         for name, table in self._tables.items():
             sums = self._sums(name, len(rows), table.shape[1])
-            _native.add_rows(table, rows, sums)
+            self._add_rows(table, rows, sums)
             found[name] = sums.reshape(*shape, -1)
         return found
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from recprune.models.architectures import SequenceModel
 from recprune.models.attention import array_of
 from recprune.models.embedding import RecJPQEmbedding
-from recprune.models.inference import VECTORS, ExportedEncoder
+from recprune.models.graph_names import VECTORS
+from recprune.models.inference import ExportedEncoder
 from recprune.types import VERSION, Float32Array, Float64Array, needs_extra
 
 with needs_extra("train"):

@@ -19,7 +19,7 @@ from recprune.models.attention import (
     same_segment,
 )
 from recprune.models.embedding import ItemEmbedding
-from recprune.models.inference import VECTORS
+from recprune.models.graph_names import VECTORS
 from recprune.models.settings import ModelSettings
 from recprune.models.transitions import SuccessorTable
 from recprune.types import Float64Array, needs_extra

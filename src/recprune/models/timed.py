@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from recprune.models.attention import LearnedPositions, array_of, no_later, same_segment
 from recprune.models.embedding import ItemEmbedding
 from recprune.models.esasrec import ESASRecBlock
-from recprune.models.inference import VECTORS
+from recprune.models.graph_names import VECTORS
 from recprune.models.sasrec import SASRec, SASRecBlock
 from recprune.models.settings import ModelSettings
 from recprune.models.timelines import AGE_BOUNDS, AGE_BUCKETS, UNKNOWN_AGE, UNKNOWN_TIME
