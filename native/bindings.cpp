@@ -210,6 +210,8 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
     const std::size_t num_items = codes.shape(0);
     const std::size_t num_splits = codes.shape(1);
     const std::size_t num_pairs = num_pairs_of(num_splits);
+    if (!has_cells(num_items, num_splits, num_sub_items))
+        throw std::invalid_argument("an index of this size has no cells");
     std::array<std::size_t, kMostPairs + 1> first_cell{};
     for (std::size_t pair = 0; pair < num_pairs; ++pair)
         first_cell[pair + 1] = first_cell[pair] + num_cells_of(pair, num_splits, num_sub_items) + 1;
@@ -416,6 +418,8 @@ class SearchIndex {
                    Matrix<std::uint8_t> lines, Vector<std::uint32_t> starts,
                    Matrix<std::uint16_t> last_keys, Matrix<std::uint8_t> second_lines,
                    Matrix<recprune::Item> items) {
+        recprune::check_pair_lines(as_span(pair_lines), lines.shape(0), view_.num_splits,
+                                   view_.num_sub_items);
         cell_pair_lines_ = std::move(pair_lines);
         cell_overflow_.emplace(as_span(overflow));
         cell_lines_ = std::move(lines);
@@ -465,8 +469,6 @@ class SearchIndex {
                   threads, expected);
         ListCheck(*view_.lists, view_.codes, view_.num_items, sums).run(expected.all, threads);
         if (!view_.cells) return;
-        check_pair_lines(as_span(cell_pair_lines_), cell_lines_.shape(0), view_.num_splits,
-                         view_.num_sub_items);
         CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
@@ -514,11 +516,10 @@ class SearchIndex {
                          const std::optional<Vector<float>>& largest_boosts) const {
         if (largest_boosts && largest_boosts->size() != tables.shape(0))
             throw std::invalid_argument("boosts do not fit the queries");
-        recprune::IndexView view = view_;
-        view.largest_bias = std::max(view.largest_bias, largest_bias);
-        const std::size_t size = view.num_splits * view.num_sub_items;
+        const float largest = std::max(view_.largest_bias, largest_bias);
+        const std::size_t size = view_.num_splits * view_.num_sub_items;
         for (std::size_t query = 0; query < tables.shape(0); ++query)
-            if (!recprune::scores_are_safe(view, tables.data() + query * size,
+            if (!recprune::scores_are_safe(view_, tables.data() + query * size, largest,
                                            largest_boosts ? largest_boosts->data()[query] : 0.0f))
                 throw recprune::QueryOverflow(query);
     }

@@ -187,7 +187,7 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
         return Method::pqtopk;
     }
     ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
-    lists.run(index.num_sub_items);
+    lists.run();
     return Method::scan;
 }
 
@@ -195,7 +195,7 @@ inline void search_lists(const IndexView& index, const Query& query, const Reque
                          const Limits& limits, TopK& top, Stats& stats) {
     Deficits deficits(query, *request.kernels, index.num_splits, index.num_sub_items);
     ListScan lists(*index.lists, *request.kernels, query, limits, deficits, top, stats);
-    lists.run(index.num_sub_items);
+    lists.run();
 }
 
 inline void search_posting_lists(const IndexView& index, const Query& query, const Request& request,
@@ -257,8 +257,9 @@ struct QueryOverflow : std::invalid_argument {
 };
 
 // Whether no sum of sub-item scores, a bias and a boost can overflow, and none is NaN.
-inline bool scores_are_safe(const IndexView& index, const float* scores, float largest_boost) {
-    double sum = static_cast<double>(index.largest_bias) + largest_boost;
+inline bool scores_are_safe(const IndexView& index, const float* scores, float largest_bias,
+                            float largest_boost) {
+    double sum = static_cast<double>(largest_bias) + largest_boost;
     for (std::size_t split = 0; split < index.num_splits; ++split) {
         std::int32_t largest = 0;
         for (std::size_t b = 0; b < index.num_sub_items; ++b)
@@ -374,7 +375,8 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
     const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
     const auto scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-    if (!scores_are_safe(index, sub_item_scores, boosts.largest())) throw QueryOverflow(number);
+    if (!scores_are_safe(index, sub_item_scores, index.largest_bias, boosts.largest()))
+        throw QueryOverflow(number);
     Query query = query_of(index, batch, *request.kernels, number, sub_item_scores, request.k);
     BoostedItems boosted;
     if (boosts.set) {

@@ -51,12 +51,16 @@ class CellSearch {
           top_(top),
           stats_(stats),
           plan_(layout),
-          scratch_(scratch()) {}
+          scratch_(scratch()) {
+        scratch_.pending.clear();  // of a search that an exception has ended
+    }
 
     // Returns false if the caller should scan, with the threshold found so far. A search that
     // reached a limit returns true, and stats.exact says whether the stop was safe.
     bool run(const CellSettings& settings) {
-        double guess = std::max(settings.slack, kLeastGuess * deficits_.range());
+        // Of scores that float32 can hardly tell apart from infinity, nothing is predicted.
+        const double predicted = std::isfinite(settings.slack) ? settings.slack : 0.0;
+        double guess = std::max(predicted, kLeastGuess * deficits_.range());
         while (true) {
             // A threshold that a floor or boosted items have set may be of little use.
             const bool is_known = top_.full() && slack() <= guess;
@@ -423,9 +427,9 @@ class CellSearch {
         std::vector<Found> found;
 
         void make_room(std::size_t num_cells) {
-            if (cells.size() >= num_cells + SortedSplit::kAtOnce) return;
-            cells.resize(num_cells + SortedSplit::kAtOnce);
-            deficits.resize(num_cells + SortedSplit::kAtOnce);
+            const std::size_t room = num_cells + SortedSplit::kAtOnce;
+            if (cells.size() < room) cells.resize(room);
+            if (deficits.size() < room) deficits.resize(room);
         }
     };
     static Scratch& scratch() {

@@ -72,7 +72,7 @@ class RingPlan {
     int covers() const { return kStepUnits * static_cast<int>(path_.size()) - 1; }
     // Lines that are visited to cover a limit. Pre: there are depths for it.
     double lines(int limit) const {
-        return limit < 0 ? 0.0 : lines_[static_cast<std::size_t>(limit / kStepUnits)];
+        return limit < 0 ? 0.0 : lines_.at(static_cast<std::size_t>(limit / kStepUnits));
     }
     // The highest limit that so many lines cover, or a step more.
     int covered_by(double lines) const {
@@ -153,6 +153,7 @@ class RingPlan {
     static constexpr int kStepUnits = 4;
     static constexpr std::size_t kSteps = kMaxNarrowSubItems / kStepUnits;
     static constexpr std::size_t kDepth = kSteps * kStepUnits;
+    static_assert((kSteps - 1) * kStepUnits - 1 < kFullDeficit);
     static constexpr float kTooDeep = std::numeric_limits<float>::infinity();
     using LineCounts = std::array<float, kSteps>;
 
@@ -223,7 +224,9 @@ class RingPlan {
             path_.push_back(static_cast<std::uint8_t>(cheapest));
             lines_.push_back(total);
             const std::size_t step = ++next[cheapest];
-            costs[cheapest] = step < kSteps ? lines_at_[cheapest][step] : kTooDeep;
+            // Never as deep as a full deficit: it stands for anything, and such sub-items are not
+            // among the sorted ones.
+            costs[cheapest] = step + 1 < kSteps ? lines_at_[cheapest][step] : kTooDeep;
         }
     }
 

@@ -30,8 +30,7 @@
 
 namespace recprune {
 
-// A scan that can pause: a few of the best lists give a good first threshold to another engine.
-// The top K may already hold items; their threshold then helps from the first block on.
+// One scan. The top K may already hold items; their threshold then helps from the first block on.
 class ListScan {
   public:
     ListScan(const ListLayout& layout, const Kernels& kernels, const Query& query,
@@ -54,46 +53,25 @@ class ListScan {
             order_[b] = static_cast<std::uint16_t>(b);
     }
 
-    // Scans up to `num_lists` more lists. Returns true if the search has ended: nothing is left
-    // that could enter the top K, or a limit was reached, which stats.exact then tells apart.
-    bool run(std::size_t num_lists) {
+    // Scans until nothing is left that could enter the top K, or a limit is reached, which
+    // stats.exact then tells apart.
+    void run() {
         top_.settle();
         if (top_.full() || counts_first_) tighten();  // others may have found more
-        const std::size_t stop = std::min(num_done_ + num_lists, layout_.num_sub_items);
-        const bool to_the_end = stop == layout_.num_sub_items && !may_stop();
-        sort_up_to(to_the_end ? std::min(stop, std::max(num_done_, kBestLists)) : stop);
-        for (; num_done_ < stop; ++num_done_) {
+        sort_up_to(may_stop() ? layout_.num_sub_items
+                              : std::min(layout_.num_sub_items, kBestLists));
+        for (; num_done_ < layout_.num_sub_items; ++num_done_) {
             const std::size_t list = order_[num_done_];
             if (quantised_ && deficits_.of_split(0)[list] > limit_) {
                 if (num_done_ >= num_sorted_) continue;
-                num_done_ = layout_.num_sub_items;  // lists only get worse from here
-                break;
+                break;  // lists only get worse from here
             }
-            if (stats_.steps >= limits_.max_steps || limits_.expired()) {
-                stop_before(list);
-                return true;
-            }
+            if (stats_.steps >= limits_.max_steps || limits_.expired()) return stop_before(list);
             ++stats_.steps;
             scan_list(list);
         }
-        if (num_done_ < layout_.num_sub_items) return false;
         finish();
-        return true;
     }
-
-    // After a pause: brings the top K up to date with all that has been scanned.
-    void settle() {
-        const std::span<const Candidate> candidates = candidates_.take(limit_);
-        for (const Candidate& item : candidates) layout_.prefetch_item(item.block, item.lane);
-        for (const Candidate& item : candidates) consider(item.list, item.block, item.lane);
-        top_.settle();
-    }
-
-    // After a pause: an item with a larger deficit than this is not wanted.
-    double slack() const { return slack_; }
-
-    // The lists that are done.
-    std::span<const std::uint16_t> scanned() const { return {order_.data(), num_done_}; }
 
   private:
     // All found by trial; benchmarks/search.py shows their effect, and no result hangs on them.
@@ -142,6 +120,14 @@ class ListScan {
     bool may_stop() const {
         const auto left = static_cast<std::int64_t>(layout_.num_sub_items - num_done_);
         return limits_.has_deadline() || limits_.max_steps - stats_.steps < left;
+    }
+
+    // Brings the top K up to date with all that has been scanned.
+    void settle() {
+        const std::span<const Candidate> candidates = candidates_.take(limit_);
+        for (const Candidate& item : candidates) layout_.prefetch_item(item.block, item.lane);
+        for (const Candidate& item : candidates) consider(item.list, item.block, item.lane);
+        top_.settle();
     }
 
     // A limit was reached before this list.

@@ -99,7 +99,7 @@ struct CellArrays {
     std::span<const Item> items;                 // [num_pairs][num_items]
 };
 
-// Pre: the arrays have these sizes, and pair_lines and overflow ascend.
+// Pre: the arrays have these sizes, and every pair has a line for each of its cells.
 inline CellLayout cell_layout(const CellArrays& arrays, std::size_t num_items,
                               std::size_t num_splits, std::size_t num_sub_items) {
     CellLayout layout{num_items, num_splits, num_sub_items, {}, {}};

@@ -342,7 +342,6 @@ inline void check_pair_lines(std::span<const std::int64_t> pair_lines, std::size
 // that belong to them. As there are as many places as items, none is missing.
 class CellCheck {
   public:
-    // Pre: check_pair_lines has passed.
     CellCheck(const CellLayout& layout, std::span<const std::uint8_t> codes, const ItemSums& sums)
         : layout_(layout), codes_(codes), sums_(sums) {}
 

@@ -230,6 +230,31 @@ def test_where_many_are_wanted_few_others_are_scored() -> None:
 
 
 @pytest.mark.usefixtures("isa")
+def test_a_sub_item_as_far_away_as_a_byte_can_say() -> None:
+    """Its cell is in reach of a pair that costs nothing, and no other pair finds the winner."""
+    scores = np.zeros((8, 2), np.float32)
+    scores[:, 1] = [-255.2, -305.0, -100.3, -1000, -76.2, -231.3, -1000, -1000]
+    codes = np.zeros((4, 8), np.uint8)
+    codes[0, [0, 4]] = codes[1, [2, 5]] = codes[3, 1] = 1
+    index = Index.build(codes, np.ones((8, 2, 1), np.float32))
+    for method in methods_for(index):
+        assert index.search_scores(scores, 1, method=method, exclude=[2, 3]).ids == [0], method
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("k", [1, 10, 1000])
+def test_scores_close_to_what_float32_can_hold(k: int) -> None:
+    rng = np.random.default_rng(k)
+    codes = rng.integers(0, 16, (2000, 8)).astype(np.uint8)
+    scores = rng.standard_normal((8, 16)).astype(np.float32)
+    scores[0, :2] = 3e38, -3e38  # further apart than any float32
+    index = Index.build(codes, np.ones((8, 16, 1), np.float32))
+    for method in methods_for(index):
+        top = index.search_scores(scores, k, method=method)
+        assert_same(top, reference.exhaustive(scores, codes, k), method)
+
+
+@pytest.mark.usefixtures("isa")
 def test_last_moment_winners() -> None:
     """The best item sits where every bound is weakest: it is only just worth looking at."""
     rng = np.random.default_rng(3)
