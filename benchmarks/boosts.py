@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="queries of a call; one, without a batch")
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--method", default="auto")
-    parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
+    parser.add_argument("--layout", default="auto", choices=("auto", "full", "slim", "compact"))
     parser.add_argument("--out", type=Path, default=Path("out/bench-boosts.json"))
     parsed = parser.parse_args()
     codes, embeddings, queries = model_of(parsed.workload, parsed.items, parsed.queries)

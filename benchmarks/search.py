@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--methods", default="auto,cells,scan,pqtopk,recjpqprune,faiss_pq")
-    parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
+    parser.add_argument("--layout", default="auto", choices=("auto", "full", "slim", "compact"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--block", type=int, default=100, help="queries of one method in a row")
     parser.add_argument("--out", type=Path, default=Path("out/bench-search.json"))

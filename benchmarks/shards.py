@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=600)
     parser.add_argument("--batches", default="64,256,1024,4096", help="sizes to compare rounds by")
     parser.add_argument("-k", type=int, default=10)
-    parser.add_argument("--layout", default="auto", choices=("auto", "full", "compact"))
+    parser.add_argument("--layout", default="auto", choices=("auto", "full", "slim", "compact"))
     parser.add_argument("--folder", type=Path, help="where indexes are kept; else they are removed")
     parser.add_argument("--out", type=Path, default=Path("out/bench-shards.json"))
     parsed = parser.parse_args()

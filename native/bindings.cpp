@@ -205,7 +205,8 @@ nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
 }
 
 nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items,
-                      const Vector<std::uint8_t>& padding, std::size_t threads) {
+                      const Vector<std::uint8_t>& padding, bool with_last_keys,
+                      std::size_t threads) {
     using namespace recprune;
     const std::size_t num_items = codes.shape(0);
     const std::size_t num_splits = codes.shape(1);
@@ -233,7 +234,7 @@ nb::tuple build_cells(const Matrix<std::uint8_t>& codes, std::size_t num_sub_ite
         std::partial_sum(lines.begin(), lines.end(), lines.begin());
     }
     const auto num_lines = static_cast<std::size_t>(pair_lines.span().back());
-    const bool has_last_keys = num_pairs == kPairsWithLastKeys;
+    const bool has_last_keys = with_last_keys && num_pairs == kPairsWithLastKeys;
     const std::size_t num_second = num_pairs >= kPairsWithSecondLines ? num_lines : 0;
     Output<std::uint8_t> lines(num_lines * kLineBytes);
     Output<std::uint32_t> starts(num_lines + num_pairs);
@@ -462,14 +463,14 @@ class SearchIndex {
         check_finite(view_.item_bias, "item_bias", threads);
         check_codes(view_.codes, view_.num_sub_items, "codes", view_.num_splits, threads);
         check_codes(view_.wide_codes, view_.num_sub_items, "codes", view_.num_splits, threads);
-        if (!view_.lists) return;
+        if (!view_.lists && !view_.cells) return;
         const ItemSums sums(view_.num_splits);
         CodeSums expected;
-        add_codes(view_.codes, view_.num_items, view_.num_splits, view_.cells.has_value(), sums,
-                  threads, expected);
-        ListCheck(*view_.lists, view_.codes, view_.num_items, sums).run(expected.all, threads);
-        if (!view_.cells) return;
-        CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
+        add_codes(view_.codes, view_.num_items, view_.num_splits,
+                  view_.cells ? view_.cells->chain_pairs() : 0, sums, threads, expected);
+        if (view_.lists)
+            ListCheck(*view_.lists, view_.codes, view_.num_items, sums).run(expected.all, threads);
+        if (view_.cells) CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
     // Writes into arrays that the caller made: NumPy makes them faster than we could.
@@ -647,7 +648,7 @@ void add_sorting(nb::module_& module) {
 void add_building(nb::module_& module) {
     module.def("build_lists", &build_lists, "codes"_a.noconvert(), "num_sub_items"_a, "threads"_a);
     module.def("build_cells", &build_cells, "codes"_a.noconvert(), "num_sub_items"_a,
-               "padding"_a.noconvert(), "threads"_a);
+               "padding"_a.noconvert(), "with_last_keys"_a, "threads"_a);
     module.def("has_cells", &recprune::has_cells, "num_items"_a, "num_splits"_a, "num_sub_items"_a);
     module.def("instruction_sets", [] {
         nb::list names;

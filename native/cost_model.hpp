@@ -15,8 +15,13 @@ namespace recprune {
 // The costs of one query, in nanoseconds.
 class CostModel {
   public:
-    CostModel(const Costs& costs, std::size_t num_items, std::size_t num_splits, std::size_t k)
-        : costs_(costs), num_items_(num_items), num_splits_(num_splits), k_(k) {}
+    CostModel(const Costs& costs, std::size_t num_items, std::size_t num_splits, bool has_lists,
+              std::size_t k)
+        : costs_(costs),
+          num_items_(num_items),
+          num_splits_(num_splits),
+          has_lists_(has_lists),
+          k_(k) {}
 
     // Whether items are filtered fastest as they come, by their codes. A scan scores many in vain
     // where it cannot count candidates first, above all if a share of the items is hidden: then it
@@ -26,25 +31,27 @@ class CostModel {
         return items() < static_cast<double>(costs_.few_items) + more;
     }
 
-    // Whether cells may be faster than a scan: if not, they are not even counted.
-    bool cells_may_pay() const { return costs_.cells + finding() < scan(); }
+    // Whether cells may be faster than a look at all items: if not, they are not even counted.
+    bool cells_may_pay() const { return costs_.cells + finding() < all_items(); }
 
-    // Whether scoring the allowed items one by one is faster than a scan.
-    bool few_are_allowed(std::size_t num_allowed) const { return allowed(num_allowed) < scan(); }
+    // Whether scoring the allowed items one by one is faster than a look at all.
+    bool few_are_allowed(std::size_t num_allowed) const {
+        return allowed(num_allowed) < all_items();
+    }
     // The same for any other search.
     bool very_few_are_allowed(std::size_t num_allowed) const {
         return allowed(num_allowed) < costs_.cells;
     }
 
     // `num_allowed` are all items where no mask says otherwise.
-    CellSettings cell_settings(double slack, std::size_t num_allowed, bool may_scan) const {
+    CellSettings cell_settings(double slack, std::size_t num_allowed, bool may_leave) const {
         const double more = std::max(items() / kFirstRoundItems, 1.0);
         const double wanted = static_cast<double>(std::max(k_, kFirstRoundK)) / kFirstRoundK;
         const double first =
             kFirstRoundLines * std::pow(more, kFirstRoundPower) * std::sqrt(wanted);
-        const double otherwise = std::min(scan(), allowed(num_allowed));
+        const double otherwise = std::min(all_items(), allowed(num_allowed));
         const double most = (otherwise - costs_.cells - finding()) / costs_.line;
-        return {slack, first, may_scan ? most : std::numeric_limits<double>::infinity()};
+        return {slack, first, may_leave ? most : std::numeric_limits<double>::infinity()};
     }
 
   private:
@@ -62,9 +69,11 @@ class CostModel {
     static constexpr double kFirstRoundPower = 0.5;
 
     double items() const { return static_cast<double>(num_items_); }
-    double scan() const {
+    // By a scan of the lists or, where there are none, of the codes as they come.
+    double all_items() const {
         const double wanted = static_cast<double>(std::max<std::size_t>(k_, 1)) / kUsualWanted;
         const double longer = static_cast<double>(num_splits_) / kUsualSplits;
+        if (!has_lists_) return costs_.filtered_code * items() * longer;
         return costs_.scan + costs_.scanned_item * items() * std::pow(wanted, costs_.scan_growth) *
                                  std::pow(longer, kScanPower);
     }
@@ -76,6 +85,7 @@ class CostModel {
     const Costs& costs_;
     std::size_t num_items_;
     std::size_t num_splits_;
+    bool has_lists_;
     std::size_t k_;
 };
 

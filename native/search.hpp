@@ -110,6 +110,11 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
+inline CostModel costs_of(const IndexView& index, const Query& query, const Kernels& kernels) {
+    return CostModel(kernels.costs, index.num_items, index.num_splits, index.lists.has_value(),
+                     query.k);
+}
+
 // Whether so few items are allowed that they are scored one by one.
 inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
     return query.allow && !index.codes.empty() && costs.few_are_allowed(query.num_allowed);
@@ -133,7 +138,7 @@ inline Method choose_method(const IndexView& index, const Query& query, const Li
     if (index.cells && index.num_items >= kItemsPerCell * num_cells && costs.cells_may_pay())
         return Method::cells;
     if (few_are_allowed(index, query, costs)) return Method::pqtopk;
-    return index.lists ? Method::scan : Method::pqtopk;
+    return Method::scan;
 }
 
 // How far the K-th best of the items that may be returned is below the best conceivable score,
@@ -170,20 +175,23 @@ inline void score_all(const IndexView& index, const Query& query, bool few_allow
         pqtopk(*index.lists, query, top, stats);
 }
 
-// By cells, or, where these do not pay, by a scan or one by one. Returns which it was.
+// By cells, or, where these do not pay, by a scan or by codes. Returns which it was.
 inline Method search_cells(const IndexView& index, const Query& query, const Request& request,
                            const Limits& limits, TopK& top, Stats& stats) {
     const Kernels& kernels = *request.kernels;
-    const CostModel costs(kernels.costs, index.num_items, index.num_splits, query.k);
+    const CostModel costs = costs_of(index, query, kernels);
     Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
     const double slack = predicted_slack(index, query, kernels, deficits);
     CellSearch search(*index.cells, index.codes.data(), kernels, query, limits, deficits, top,
                       stats);
-    const bool may_scan = request.method == Method::automatic;
+    // Codes are scored to the end: with a deadline, cells are left for a scan alone.
+    const bool may_leave =
+        request.method == Method::automatic && (index.lists || !limits.has_deadline());
     const std::size_t num_allowed = query.allow ? query.num_allowed : index.num_items;
-    if (search.run(costs.cell_settings(slack, num_allowed, may_scan))) return Method::cells;
-    if (may_scan && few_are_allowed(index, query, costs)) {
-        score_all(index, query, true, kernels, top, stats);
+    if (search.run(costs.cell_settings(slack, num_allowed, may_leave))) return Method::cells;
+    const bool few_allowed = may_leave && few_are_allowed(index, query, costs);
+    if (few_allowed || !index.lists) {
+        score_all(index, query, few_allowed, kernels, top, stats);
         return Method::pqtopk;
     }
     ListScan lists(*index.lists, kernels, query, limits, deficits, top, stats);
@@ -214,16 +222,16 @@ inline void search_posting_lists(const IndexView& index, const Query& query, con
 inline Method answer(const IndexView& index, const Query& query, const Request& request,
                      const Limits& limits, TopK& top, Stats& stats) {
     Method method = request.method;
-    const CostModel costs(request.kernels->costs, index.num_items, index.num_splits, query.k);
+    const CostModel costs = costs_of(index, query, *request.kernels);
     if (method == Method::automatic) method = choose_method(index, query, limits, costs);
+    if (method == Method::cells && !index.cells) method = Method::scan;  // of a small catalogue
+    if (method == Method::scan && !index.lists) method = Method::pqtopk;
     switch (method) {
         case Method::cells:
-            // A small catalogue has none.
-            if (index.cells) return search_cells(index, query, request, limits, top, stats);
-            [[fallthrough]];
+            return search_cells(index, query, request, limits, top, stats);
         case Method::scan:
             search_lists(index, query, request, limits, top, stats);
-            return Method::scan;
+            break;
         case Method::recjpqprune:
             search_posting_lists(index, query, request, limits, top, stats);
             break;

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recprune import Codebook, read_interactions
+from recprune import Codebook, Index, read_interactions
 from recprune.cli import main
 
 COMMAND = Path(sys.executable).with_name("recprune")
@@ -221,9 +221,10 @@ def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Pa
     sizes = ["--splits", "4", "--sub-items", "16"]
     assert main(["codebook", str(log_file), "--out", str(arrays / "codebook"), *sizes]) == 0
     files = [str(arrays / "codebook"), str(arrays / "embeddings.npy")]
-    assert (
-        main(["index", "build", *files, "--out", str(arrays / "index"), "--layout", "compact"]) == 0
-    )
+    for layout in ("compact", "slim"):
+        to = ["--out", str(arrays / layout), "--layout", layout]
+        assert main(["index", "build", *files, *to]) == 0
+        assert Index.load(arrays / layout).describe()["layout"] == layout
 
 
 @pytest.mark.parametrize(

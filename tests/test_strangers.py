@@ -171,6 +171,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "long codes": (lambda to: save_index(to, "full", 2, 13, bias=False), try_index, 50),
     "short ring": (lambda to: save_index(to, "full", 10, 5, bias=False), try_index, 50),
     "full, all bytes": (lambda to: save_index(to, "full", 256, 8, bias=False), try_index, 50),
+    "slim": (lambda to: save_index(to, "slim", 30, 8, bias=True), try_index, 100),
     "compact": (lambda to: save_index(to, "compact", 40, 8, bias=True), try_index, 100),
     "few splits": (lambda to: save_index(to, "full", 5, 1, bias=False), try_index, 40),
     "wide": (lambda to: save_index(to, "full", 300, 3, bias=True), try_index, 50),

@@ -393,7 +393,8 @@ Kernels avx512bw_kernels() {
                      .line = 20.5,
                      .found_item = 470.0,
                      .few_items = 80'000,
-                     .allowed_item = 8.0};
+                     .allowed_item = 8.0,
+                     .filtered_code = 0.75};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

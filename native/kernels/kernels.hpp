@@ -85,6 +85,7 @@ struct Costs {
     double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
     double allowed_item;    // nanoseconds for an item that is scored for being one of few allowed
+    double filtered_code;   // nanoseconds for an item whose code is filtered as it comes, or scored
 };
 
 struct Kernels {

@@ -202,7 +202,8 @@ Kernels neon_kernels() {
                      .line = 25.0,
                      .found_item = 470.0,
                      .few_items = 60'000,
-                     .allowed_item = 9.0};
+                     .allowed_item = 9.0,
+                     .filtered_code = 2.2};
     kernels.refinements = CoarseTables<kQuarter>::kRounds;
     kernels.sub_item_scores = sub_item_scores_neon;
     kernels.quantise = quantise_neon;

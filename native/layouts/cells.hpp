@@ -18,8 +18,8 @@ namespace recprune {
 constexpr std::size_t kFewestCellSplits = 4;
 constexpr std::size_t kMostCellSplits = 16;
 constexpr std::size_t kMostPairs = kMostCellSplits / 2;
-// A line has codes of two more pairs. In a ring of four, the last one has keys of its own; in a
-// longer one, every line has a second one with the codes of the next two pairs.
+// A line has codes of two more pairs. In a ring of four, the last one may have keys of its own; in
+// a longer one, every line has a second one with the codes of the next two pairs.
 constexpr std::size_t kPairsWithLastKeys = 4;
 constexpr std::size_t kPairsWithSecondLines = 5;
 // Cells for each item, at most: where there are more, nearly all are empty, and a scan is faster.
@@ -84,8 +84,13 @@ struct CellLayout {
     std::vector<std::uint64_t> bits;
 
     std::size_t num_pairs() const { return pairs.size(); }
-    bool has_last_keys() const { return num_pairs() == kPairsWithLastKeys; }
-    bool has_second_lines() const { return num_pairs() >= kPairsWithSecondLines; }
+    bool has_last_keys() const { return !pairs.empty() && pairs[0].last_keys; }
+    bool has_second_lines() const { return !pairs.empty() && pairs[0].second_lines; }
+    // Pairs whose codes stand beside an item in the cells of one, its own among them.
+    std::size_t chain_pairs() const {
+        const std::size_t written = has_second_lines() ? 5 : has_last_keys() ? 4 : 3;
+        return std::min(written, num_pairs());
+    }
 };
 
 // The arrays of a cell layout, all pairs one after the other.

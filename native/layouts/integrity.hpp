@@ -130,21 +130,19 @@ class ItemSums {
     std::vector<std::uint64_t> keys_;
 };
 
-// Pairs whose codes stand beside an item in the cells of one: its own and the next four.
-constexpr std::size_t kChainPairs = 5;
-
 // The sums of item-major codes: with all splits, and with those of the chain that begins with each
-// pair, where that is not all of them.
+// pair of the cells, where that is not all of them.
 struct CodeSums {
     std::atomic<std::uint64_t> all{0};
     std::array<std::atomic<std::uint64_t>, kMostPairs> chains{};
 };
 
+// `chain_pairs` are those of the cells; 0: there are none.
 inline void add_codes(std::span<const std::uint8_t> codes, std::size_t num_items,
-                      std::size_t num_splits, bool has_cells, const ItemSums& sums,
+                      std::size_t num_splits, std::size_t chain_pairs, const ItemSums& sums,
                       std::size_t threads, CodeSums& total) {
-    const std::size_t num_pairs = has_cells ? num_pairs_of(num_splits) : 0;
-    const bool has_chains = num_pairs > kChainPairs;
+    const std::size_t num_pairs = num_pairs_of(num_splits);
+    const bool has_chains = chain_pairs > 0 && num_pairs > chain_pairs;
     check_in_stretches(num_items, kCheckedAtOnce, threads, [&](std::size_t item, std::size_t end) {
         std::uint64_t all = 0;
         std::array<std::uint64_t, kMostPairs> chains{};
@@ -161,13 +159,14 @@ inline void add_codes(std::span<const std::uint8_t> codes, std::size_t num_items
                                               code_or_zero(code, 2 * pair + 1, num_splits));
             for (std::size_t pair = 0; pair < num_pairs; ++pair) {
                 std::uint64_t chain = sums.of_item(item);
-                for (std::size_t ahead = 0; ahead < kChainPairs; ++ahead)
+                for (std::size_t ahead = 0; ahead < chain_pairs; ++ahead)
                     chain += of_pairs[(pair + ahead) % num_pairs];
                 chains[pair] += ItemSums::mixed(chain);
             }
         }
         total.all += all;
-        for (std::size_t pair = 0; pair < num_pairs; ++pair) total.chains[pair] += chains[pair];
+        for (std::size_t pair = 0; has_chains && pair < num_pairs; ++pair)
+            total.chains[pair] += chains[pair];
     });
     if (!has_chains)
         for (auto& chain : total.chains) chain = total.all.load();

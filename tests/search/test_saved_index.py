@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recprune import Index, StorageError
+from recprune import Index, InputError, StorageError
 from recprune.search import reference
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import Float32Array, Json
@@ -38,6 +38,9 @@ INDEXES = {
     "cells": built(num_sub_items=20),
     "odd cells": built(num_sub_items=20, num_splits=11),
     "short ring": built(num_sub_items=20, num_splits=5),
+    "slim": built("slim", num_sub_items=20),
+    "slim, odd": built("slim", num_sub_items=20, num_splits=11),
+    "slim, wide": built("slim", num_sub_items=300),
     "compact": built("compact"),
     "wide": built(num_sub_items=300),
     "few splits": built(num_splits=3),
@@ -127,6 +130,11 @@ def test_what_was_built_is_opened(name: str, tmp_path: Path) -> None:
         ("short ring", "cell_lines", setting((0, 16), 99), "are not those in codes"),
         ("short ring", "cell_last_keys", lambda a: a.reshape(700, 0), r"cell_last_keys is uint16"),
         ("few splits", "list_codes", lambda a: a[:0], r"list_codes is uint8\[0"),
+        ("slim", "codes", setting((3, 7), 3), "does not belong there|are not those in codes"),
+        ("slim", "cell_items", exchanging((1, 0), (1, 600)), "which does not belong there"),
+        ("slim", "cell_lines", setting((0, 0), 99), "codes of item \\d+ are not those in codes"),
+        ("slim", "cell_last_keys", lambda _: np.zeros((4, 700), np.uint16), "cell_last_keys is uint1"),
+        ("slim, odd", "cell_second_lines", setting((3, 0), 99), "are not those in codes"),
     ],
 )  # fmt: skip
 def test_a_wrong_array_is_named(index: str, name: str, change: Any, message: str) -> None:
@@ -159,6 +167,7 @@ def test_an_item_in_two_lists_is_noticed_without_codes() -> None:
         ({"num_sub_items": 10**6}, "num_sub_items is 1000000, transposed_embeddings has 100"),
         ({"num_sub_items": 5}, "num_sub_items is 5, transposed_embeddings has 100"),
         ({"layout": "compact"}, "has codes, which"),
+        ({"layout": "slim"}, "has list_steps, which"),
         ({"layout": "round"}, "layout is 'round'"),
         ({"layout": []}, "layout is"),
         ({"more": 1}, "more"),
@@ -282,7 +291,7 @@ def test_an_index_of_the_version_before_gets_new_cells(
         Index.from_parts(replace(parts, version=4, arrays=arrays), "mine")
 
 
-@pytest.mark.parametrize("layout", ["full", "compact"])
+@pytest.mark.parametrize("layout", ["full", "slim", "compact"])
 def test_a_saved_index_answers_the_same(
     trained: tuple[Index, Float32Array, Case], tmp_path: Any, layout: Any
 ) -> None:
@@ -296,3 +305,35 @@ def test_a_saved_index_answers_the_same(
     one, other = index.search(phi, 10), loaded.search(phi, 10)
     assert np.array_equal(one.ids, other.ids)
     assert np.array_equal(one.scores, other.scores)
+
+
+def test_a_slim_layout_has_neither_lists_nor_last_keys(
+    trained: tuple[Index, Float32Array, Case], tmp_path: Path
+) -> None:
+    full, phi, case = trained
+    Index.build(case.codes, full.sub_item_embeddings(), layout="slim").save(tmp_path / "slim")
+    slim = Index.load(tmp_path / "slim")
+    assert slim.describe()["bytes_per_item"] < full.describe()["bytes_per_item"] - 15
+    assert not slim.has_lists
+    assert slim.describe()["parts"] == [
+        *sorted(name for name in full.describe()["parts"] if not name.startswith("list_"))
+    ]
+    for k in (1, 10, 1000):
+        for allow in (None, np.arange(slim.num_items) % 300 == 0):
+            found, expected = (index.search(phi, k, allow=allow) for index in (slim, full))
+            assert_same(found, (expected.ids, expected.scores), k)
+            assert found.stats.exact.all()
+    with pytest.raises(InputError, match="method scan needs another layout"):
+        slim.search(phi, method="scan")
+
+
+def test_a_slim_layout_is_scored_where_cells_do_not_pay(
+    trained: tuple[Index, Float32Array, Case],
+) -> None:
+    full, phi, case = trained
+    slim = Index.build(case.codes, full.sub_item_embeddings(), layout="slim")
+    wanted = len(case.codes) // 2
+    found = slim.search(phi[:3], wanted)
+    assert set(found.stats.method) == {"pqtopk"}
+    expected = full.search(phi[:3], wanted, method="pqtopk")
+    assert_same(found, (expected.ids, expected.scores), wanted)

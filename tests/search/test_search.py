@@ -40,7 +40,7 @@ FUZZ = int(os.environ.get("RECPRUNE_FUZZ", "0"))
 @given(case=cases())
 def test_every_method_returns_what_the_oracle_returns(case: Case) -> None:
     expected = case.expected()
-    layouts = ["full", "compact"] if case.codes.dtype == np.uint8 else ["full"]
+    layouts = ["full", "slim", "compact"] if case.codes.dtype == np.uint8 else ["full", "slim"]
     with pytest.MonkeyPatch.context() as patch:
         for layout in layouts:
             index = case.index(layout)

@@ -157,7 +157,7 @@ def test_every_query_meets_every_shard_once(
     num_shards=st.sampled_from([1, 2, 3, 4, 7, 30]),
     rounds=st.integers(1, 5),
     num_queries=st.sampled_from([1, 2, 5, 9]),
-    layout=st.sampled_from(["full", "compact"]),
+    layout=st.sampled_from(["full", "slim", "compact"]),
     start=st.integers(0, 5),
     seed=st.integers(0, 2**32 - 1),
 )

@@ -21,7 +21,7 @@ from recprune.storage import MANIFEST, json_checksum
 _ODD_VALUES: list[Any] = [
     0, 1, 2, -1, 63, 64, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1,
     2**63, 2**70, -(2**63), 0.0, 1.5, -1e300, float("nan"), float("inf"), None, True, False, "",
-    "codes", "full", "compact", "../codes", "/etc/passwd", "a\0b", "\ud800", "<f4", "|O", [], [0],
+    "codes", "full", "slim", "compact", "../codes", "/etc/passwd", "a\0b", "\ud800", "<f4", "|O", [], [0],
     [-1], [[]], {}, {"a": 1}, "9" * 5000,
 ]  # fmt: skip
 

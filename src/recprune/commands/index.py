@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import get_args
 
 from recprune.preparation.codebook import Codebook
 from recprune.search.index import KIND, Index
+from recprune.search.index_arrays import Layout
 from recprune.shards.folder import (
     ShardInputs,
     is_sharded,
@@ -31,9 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     build.add_argument(
         "--layout",
-        choices=("auto", "full", "compact"),
+        choices=get_args(Layout),
         default="auto",
-        help="compact keeps only what a scan needs; default %(default)s",
+        help="slim leaves out what a scan reads, compact has nothing else; default %(default)s, "
+        "which is full",
     )
     build.add_argument("--threads", type=int, default=1, help="default %(default)s")
     build.set_defaults(action_run=_build)
@@ -55,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shard.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     shard.add_argument(
         "--layout",
-        choices=("auto", "full", "compact"),
+        choices=get_args(Layout),
         default="auto",
         help="default %(default)s: that of the index, or full",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recprune.experiments.framework.experiment import Experiment
+from recprune.experiments.ours.instruction_sets import InstructionSets
 from recprune.experiments.ours.other_codes import OtherCodes
 from recprune.experiments.ours.peer_table import PeerTable
 from recprune.experiments.ours.prunable import Prunable
@@ -27,6 +28,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Unsafe(),
     Scaling(),
     Splits(),
+    InstructionSets(),
     PeerTable(),
     Prunable(),
     OtherCodes(),

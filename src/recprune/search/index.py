@@ -113,9 +113,10 @@ class Index:
     ) -> Index:
         """Lay out codes (uint8 or uint16 [n, M]) and sub-item embeddings (float32 [M, B, d/M]).
 
-        The full layout has everything that the codes allow; the compact one keeps only the lists
-        that a scan reads, in about M + 2 bytes an item (M = 8: 10.2). `item_bias` (float32 [n]) is
-        added to the scores.
+        The full layout has everything that the codes allow (M = 8: 68 bytes an item); the slim one
+        leaves out the lists that a scan reads, and what cells can do without (50 bytes); the
+        compact one keeps the lists alone, in about M + 2 bytes (10.2). `item_bias` (float32 [n])
+        is added to the scores.
         """
         if layout not in get_args(Layout):
             raise InputError(f"layout is {layout!r}, expected one of {', '.join(get_args(Layout))}")
@@ -125,6 +126,7 @@ class Index:
         num_items = len(checked)
         num_sub_items = embeddings.shape[1]
         narrow = checked.dtype == np.uint8
+        layout = "full" if layout == "auto" else layout
         if layout == "compact" and not narrow:
             raise InputError("the compact layout needs codes of type uint8")
         arrays: dict[str, NDArray[Any]] = {
@@ -135,17 +137,12 @@ class Index:
             arrays["item_bias"] = checked_bias(item_bias, num_items)
         if layout != "compact":
             arrays["codes"] = np.array(checked)  # a copy as well
-        if narrow:
+        if narrow and layout != "slim":
             lists = _native.build_lists(checked, num_sub_items, threads)
             arrays |= dict(zip(LIST_PARTS, lists, strict=True))
         if narrow and layout != "compact":
-            arrays |= _cells_of(checked, embeddings, threads)
-        return cls(
-            arrays,
-            num_items=num_items,
-            num_sub_items=num_sub_items,
-            layout="compact" if layout == "compact" else "full",
-        )
+            arrays |= _cells_of(checked, embeddings, threads, last_keys=layout == "full")
+        return cls(arrays, num_items=num_items, num_sub_items=num_sub_items, layout=layout)
 
     @classmethod
     def of_no_items(cls, sub_item_embeddings: Float32Array) -> Index:
@@ -288,6 +285,11 @@ class Index:
         return tables[0] if single else tables
 
     @property
+    def has_lists(self) -> bool:
+        """Whether there are the lists that a scan reads."""
+        return "list_offsets" in self._arrays
+
+    @property
     def item_bias(self) -> Float32Array | None:
         """What is added to the scores, [n], if anything is."""
         return self._arrays.get("item_bias")
@@ -378,13 +380,15 @@ class Index:
     def _require_parts(self, method: Method) -> None:
         if isinstance(method, Cells) and not self._may_have_cells():
             raise InputError(
-                "method cells needs the full layout and 4 to 16 splits of at most 256 sub-items"
+                "method cells needs the full or slim layout and 4 to 16 splits of at most 256 "
+                "sub-items"
             )
-        if isinstance(method, Scan) and "list_offsets" not in self._arrays:
-            raise InputError("method scan needs codes of type uint8")
+        if isinstance(method, Scan) and not self.has_lists:
+            needed = "another layout" if self.layout == "slim" else "codes of type uint8"
+            raise InputError(f"method scan needs {needed}")
         if isinstance(method, RecJPQPrune):
             if "codes" not in self._arrays:
-                raise InputError("method recjpqprune needs the full layout")
+                raise InputError("method recjpqprune needs the full or slim layout")
             with self._lock:
                 if not self._has_posting_lists:
                     # Four bytes an item and split that nothing else needs: built when asked for.
@@ -395,7 +399,7 @@ class Index:
 
     def _may_have_cells(self) -> bool:
         """Whether there are cells, or would be if there were more items."""
-        return self.layout == "full" and _native.has_cells(
+        return self.layout != "compact" and _native.has_cells(
             max(self.num_items, CELLS_FOR_ALL), self.num_splits, self.num_sub_items
         )
 
@@ -439,7 +443,7 @@ class Index:
 
 
 def _cells_of(
-    codes: NDArray[np.uint8], sub_item_embeddings: Float32Array, threads: int
+    codes: NDArray[np.uint8], sub_item_embeddings: Float32Array, threads: int, *, last_keys: bool
 ) -> dict[str, NDArray[Any]]:
     """Return the cells of an index, if one of its size has any."""
     (num_items, num_splits), num_sub_items = codes.shape, sub_item_embeddings.shape[1]
@@ -447,7 +451,7 @@ def _cells_of(
         return {}
     # What fills lines up should pass no filter: short vectors have small scores.
     padding = np.square(sub_item_embeddings).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    cells = _native.build_cells(codes, num_sub_items, padding, threads)
+    cells = _native.build_cells(codes, num_sub_items, padding, last_keys, threads)
     return dict(zip(CELL_PARTS, cells, strict=True))
 
 
@@ -458,7 +462,7 @@ def _with_new_cells(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     if codes is None or vectors is None or codes.dtype != np.uint8:
         return kept
     checked, embeddings = checked_codes(codes, vectors.transpose(0, 2, 1))
-    return kept | _cells_of(checked, embeddings, reading_threads())
+    return kept | _cells_of(checked, embeddings, reading_threads(), last_keys=True)
 
 
 def instruction_set() -> str:

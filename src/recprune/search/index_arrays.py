@@ -15,7 +15,7 @@ from recprune import _native
 from recprune.search.checks import MAX_ITEMS, MAX_SPLITS
 from recprune.types import MAX_SUB_ITEMS, Json, StorageError
 
-Layout = Literal["auto", "full", "compact"]
+Layout = Literal["auto", "full", "slim", "compact"]
 
 LIST_PARTS = (
     "list_offsets",
@@ -41,7 +41,7 @@ CELLS_FOR_ALL = 64 * _NARROW**2  # items of a catalogue that has cells, whatever
 _BLOCK_ITEMS = 64
 _SORTED_SPLITS = 2  # which have no row of codes in the lists
 _LINE_BYTES = 64
-_LAST_KEY_PAIRS = 4  # with which there are last keys; with more, second lines
+_LAST_KEY_PAIRS = 4  # with which a full layout has last keys; with more, there are second lines
 
 _Shape: TypeAlias = tuple[int, ...]
 
@@ -65,7 +65,7 @@ def checked_size(settings: Json, arrays: Mapping[str, NDArray[Any]]) -> IndexSiz
     if type(num_items) is not int or not 0 <= num_items < MAX_ITEMS:
         raise StorageError(f"num_items is {num_items!r}, expected 0 to {MAX_ITEMS - 1}")
     if layout not in get_args(Layout)[1:]:
-        raise StorageError(f"layout is {layout!r}, expected full or compact")
+        raise StorageError(f"layout is {layout!r}, expected {', '.join(get_args(Layout)[1:])}")
     if "transposed_embeddings" not in arrays:
         raise StorageError("the index has no transposed_embeddings")
     vectors = arrays["transposed_embeddings"]
@@ -108,11 +108,11 @@ def _forms(
     num_items, num_sub_items, layout = size
     narrow = num_sub_items <= _NARROW
     forms: dict[str, tuple[str, _Shape]] = {"item_bias": ("f4", (num_items,))}
-    if layout == "full":
+    if layout != "compact":
         forms["codes"] = ("u1" if narrow else "u2", (num_items, num_splits))
     elif not narrow:
         raise StorageError(f"a compact index of {num_sub_items} sub-items, expected {_NARROW}")
-    if narrow:
+    if narrow and layout != "slim":
         blocks = len(arrays["list_items"]) if np.ndim(arrays.get("list_items", 0)) else 0
         rows = max(num_splits - _SORTED_SPLITS, 0)
         forms |= {
@@ -123,18 +123,19 @@ def _forms(
             "list_codes": ("u1", (rows, blocks, _BLOCK_ITEMS)),
             "list_items": ("u4", (blocks, _BLOCK_ITEMS)),
         }
-    if narrow and layout == "full" and _native.has_cells(num_items, num_splits, num_sub_items):
+    if narrow and layout != "compact" and _native.has_cells(num_items, num_splits, num_sub_items):
         pairs = (num_splits + 1) // 2
         cells = pairs * num_sub_items**2
         if num_splits % 2:
             cells += num_sub_items - num_sub_items**2
+        has_last_keys = pairs == _LAST_KEY_PAIRS and layout == "full"
         lines = len(arrays["cell_lines"]) if np.ndim(arrays.get("cell_lines", 0)) else 0
         forms |= {
             "cell_pair_lines": ("i8", (pairs + 1,)),
             "cell_overflow": ("u4", (cells + pairs,)),
             "cell_lines": ("u1", (lines, _LINE_BYTES)),
             "cell_starts": ("u4", (lines + pairs,)),
-            "cell_last_keys": ("u2", (pairs if pairs == _LAST_KEY_PAIRS else 0, num_items)),
+            "cell_last_keys": ("u2", (pairs if has_last_keys else 0, num_items)),
             "cell_second_lines": ("u1", (lines if pairs > _LAST_KEY_PAIRS else 0, _LINE_BYTES)),
             "cell_items": ("u4", (pairs, num_items)),
         }

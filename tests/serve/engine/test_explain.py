@@ -165,6 +165,7 @@ def case(
 SHAPES: list[tuple[int, int, int, Layout]] = [
     (3000, 8, 256, "full"),
     (3000, 8, 256, "compact"),
+    (3000, 8, 20, "slim"),
     (500, 4, 16, "full"),
     (40, 3, 2, "compact"),
     (700, 1, 700, "full"),
@@ -214,7 +215,7 @@ def test_it_agrees_with_the_oracle(
     assert all(run.identical and run.exact for run in ran)
     assert [run.method for run in told.methods] == list(METHODS)
     assert {"auto", "pqtopk", "default"} <= {run.method for run in ran}
-    assert ("recjpqprune" in {run.method for run in ran}) == (layout == "full")
+    assert ("recjpqprune" in {run.method for run in ran}) == (layout != "compact")
     json.dumps(asdict(told), allow_nan=False)
 
 
@@ -230,7 +231,7 @@ def test_the_trace_is_the_engines_own(
         index, given.query, 4, exclude=given.exclude, allow=given.allow, boosts=given.boosts
     )
     trace, points = told.trace, told.trace.points
-    assert trace.method == ("recjpqprune" if layout == "full" else "scan")
+    assert trace.method == ("recjpqprune" if layout != "compact" else "scan")
     assert [point.step for point in points] == sorted({point.step for point in points})
     assert (points[0].step, points[-1].step) == (0, trace.steps)
     thresholds = [point.threshold for point in points if point.threshold is not None]
@@ -313,7 +314,7 @@ def test_what_would_cost_too_much_is_left_out() -> None:
         "needs 71,680,000 bytes in each worker, and the service allows 67,108,864: "
         "--max-method-bytes"
     )
-    assert run_of(told, "cells").unavailable.startswith("needs the full layout")
+    assert run_of(told, "cells").unavailable.startswith("needs the full or slim layout")
 
 
 def test_what_is_allowed_decides_what_is_traced() -> None:

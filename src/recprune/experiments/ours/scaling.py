@@ -228,9 +228,9 @@ class Splits:
             self.name,
             (
                 Text(
-                    f"{items:,} items with random codes, K = 10, one thread. Cells pair eight "
-                    "splits of at most 256 sub-items; with other codes `auto` is the filtered "
-                    f"scan, or the plain one. {_agreed(ordered, 'splits')}"
+                    f"{items:,} items with random codes, K = 10, one thread. Of a million "
+                    "items, `auto` searches the cells of codes of up to 12 splits, and scans "
+                    f"longer ones. {_agreed(ordered, 'splits')}"
                 ),
                 Picture(
                     "splits",

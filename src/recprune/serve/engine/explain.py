@@ -373,12 +373,12 @@ def _trace(query: _Query, max_bytes: int) -> Trace:
     index = query.index
     # The smallest steps there are: more to see than in the default ones.
     traced: RecJPQPrune | Scan = RecJPQPrune(sub_items_per_step=1)
-    pruning = index.layout == "full"
+    pruning = index.layout != "compact"
     if pruning:
         try:
             affordable(traced, index, max_bytes)
         except InputError:
-            if query.codes.dtype != np.uint8:  # then nothing else could be traced
+            if not index.has_lists:  # then nothing else could be traced
                 raise
             pruning = False
     if not pruning:
