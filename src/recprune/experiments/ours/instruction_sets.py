@@ -23,7 +23,7 @@ from recprune.experiments.framework.timing import (
     milliseconds,
     peer_search,
 )
-from recprune.experiments.ours.scaling import random_model
+from recprune.experiments.ours.scaling import WARM, random_model
 from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
 from recprune.experiments.report.document import Block, Section, Table, Text
@@ -58,6 +58,7 @@ class InstructionSets:
             "splits": _SPLITS,
             "queries": queries,
             "slow_queries": _SLOW_QUERIES,
+            "warm": WARM,
             "seed": setup.seed,
             "compared": COMPARED,
         }
@@ -73,9 +74,9 @@ class InstructionSets:
         ordered = sorted(records, key=lambda record: int(record.figures["items"]))
         opening = Text(
             f"Random codes, M = {_SPLITS}, B = 256, d = 512, K = {_K}, one thread, S and Python "
-            "included; medians in µs, in brackets the 99th percentile where 500 queries were asked. Every set of the machine's "
-            "own processor takes its turn (`RECPRUNE_ISA`): other machines have other caches and "
-            "clocks. [Layouts](search.md#memory) differ in what they keep."
+            "included; medians in µs, in brackets the 99th percentile where there were 500 "
+            "queries. Every set of the machine's own processor takes its turn (`RECPRUNE_ISA`): "
+            "other machines have other caches and clocks. [Layouts](search.md#memory) differ in what they keep."
         )
         return Section(
             self.title, self.name, (opening, *(block for own in ordered for block in _blocks(own)))
@@ -101,7 +102,9 @@ def measure(num_items: int, queries: int, memory: int, seed: int, progress: Prog
         searches[_PEER] = peer_search(families.build(_PEER, model, memory // 3)[0])
     slow = {name: _SLOW_QUERIES for name in searches if name == _PEER or "portable" in name}
     with families.one_thread():
-        timed = interleaved(searches, users, _K, seed=seed, limits=slow, progress=progress)
+        timed = interleaved(
+            searches, users, _K, seed=seed, warm=WARM, limits=slow, progress=progress
+        )
     return {
         "items": num_items,
         "instruction_sets": list(instruction_sets()),

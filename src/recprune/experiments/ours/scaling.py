@@ -42,7 +42,7 @@ PEERS = {"faiss_pq": "FAISS PQ", "torch_pqtopk": "torch PQTopK"}  # by what read
 _SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}  # these get fewer queries
 # Untimed queries. A method that streams through gigabytes empties the caches: over 100 M items, the
 # next one takes so many queries to be as fast as when it runs alone.
-_WARM = 10
+WARM = 10
 _SECONDS = 600.0  # that the queries of one method may take
 _HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are distinguished
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
@@ -102,7 +102,7 @@ def measure(
             10,
             seed=seed,
             block=_block(queries),
-            warm=_WARM,
+            warm=WARM,
             limits={name: slow for name in searches if name in _SLOW},
             progress=progress,
         )
@@ -251,7 +251,7 @@ def _settings(setup: Setup, size: int, splits: int, queries: int) -> Json:
         "queries": queries,
         "seed": setup.seed,
         "block": _block(queries),
-        "warm": _WARM,
+        "warm": WARM,
         "compared": COMPARED,
         "seconds": _SECONDS,
     }
