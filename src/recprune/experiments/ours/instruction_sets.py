@@ -76,7 +76,8 @@ class InstructionSets:
             f"Random codes, M = {_SPLITS}, B = 256, d = 512, K = {_K}, one thread, S and Python "
             "included; medians in µs, in brackets the 99th percentile where there were 500 "
             "queries. Every set of the machine's own processor takes its turn (`RECPRUNE_ISA`): "
-            "other machines have other caches and clocks. [Layouts](search.md#memory) differ in what they keep."
+            "other machines have other caches and clocks. [Layouts](search.md#memory) differ in "
+            "what they keep."
         )
         return Section(
             self.title, self.name, (opening, *(block for own in ordered for block in _blocks(own)))
