@@ -27,7 +27,7 @@ class CostModel {
     // where it cannot count candidates first, above all if a share of the items is hidden: then it
     // loses to that in ever larger catalogues, the more are wanted.
     bool codes_come_first(double hidden_share) const {
-        const double more = kItemsPerWanted * hidden_share * static_cast<double>(k_);
+        const double more = kItemsPerHiddenWanted * hidden_share * static_cast<double>(k_);
         return items() < static_cast<double>(costs_.few_items) + more;
     }
 
@@ -60,7 +60,7 @@ class CostModel {
     // A scan takes longer, the more splits there are: each rejects less.
     static constexpr double kScanPower = 1.5;
     // Items of a catalogue for each that is wanted: see codes_come_first.
-    static constexpr double kItemsPerWanted = 3000.0;
+    static constexpr double kItemsPerHiddenWanted = 3000.0;
     // Lines of a first round: so many for a catalogue of so many items if so many are wanted. More
     // for a larger catalogue, whose cells have more lines, and for a larger K.
     static constexpr double kFirstRoundLines = 250.0;

@@ -405,7 +405,6 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
         if (boosted.items.size() < query.k) boosted.offer_to(top);
         method = answer(index, query, request, limits, top, stats);
         boosted.offer_to(top);
-        // After the engine, which may begin to count anew.
         count_scored(index, boosted.items.size(), stats);
     }
     write_top(top.sorted(), answers.ids.subspan(number * request.k, request.k),

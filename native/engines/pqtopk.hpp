@@ -341,10 +341,11 @@ void pqtopk(std::span<const Code> codes, std::size_t num_items, std::size_t num_
         num_scored = scorer.finish();
     });
     const std::size_t num_touched = filter ? num_items : num_scored;
-    stats.items_scored = static_cast<std::int64_t>(num_scored);
-    stats.items_touched = static_cast<std::int64_t>(num_touched);
-    stats.bytes_touched = static_cast<std::int64_t>(num_touched * num_splits * sizeof(Code));
-    stats.steps = 1;
+    // To what cells may have counted before they were left.
+    stats.items_scored += static_cast<std::int64_t>(num_scored);
+    stats.items_touched += static_cast<std::int64_t>(num_touched);
+    stats.bytes_touched += static_cast<std::int64_t>(num_touched * num_splits * sizeof(Code));
+    ++stats.steps;
 }
 
 // The same over a list layout, for indexes that keep nothing else.

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "kernels/avx512_tables.hpp"
 #include "kernels/bodies.hpp"
@@ -107,13 +108,63 @@ RECPRUNE_AVX512 FoundBlocks find_blocks_in(const FilterRows& filter, std::size_t
     return {num_found, num_found};
 }
 
+// Rows that are added to the sums of all blocks at once: as many as registers hold tables of.
+constexpr std::size_t kGroupRows = 6;
+
+// Adds rows to the sums of blocks, and prefetches other rows of blocks that are so many further on.
+template <std::size_t known>
+RECPRUNE_AVX512 void add_group_in(const CodeRow* rows, std::size_t begin, std::size_t end,
+                                  std::uint8_t* sums, std::span<const CodeRow> next,
+                                  std::size_t ahead) {
+    const RowSums<known> group(rows, known);
+    for (std::size_t block = begin; block < end; ++block, sums += kBlockItems) {
+        for (const CodeRow& row : next)
+            __builtin_prefetch(row.codes + (block + ahead) * kBlockItems, 0, 2);
+        _mm512_storeu_si512(sums, group.add_to(_mm512_loadu_si512(sums), block));
+    }
+}
+
+// With many near rows, tables would be loaded anew for every block, and memory be read from more
+// places at a time than processors keep track of. So a group of rows after the other is added to
+// the sums of all blocks; while one is read, the next is on its way.
+RECPRUNE_AVX512 FoundBlocks find_blocks_by_groups(const FilterRows& filter, std::size_t begin,
+                                                  std::size_t end, int limit, std::uint32_t* found,
+                                                  std::uint8_t* sums) {
+    constexpr std::array kAdd = {add_group_in<0>,         add_group_in<1>, add_group_in<2>,
+                                 add_group_in<3>,         add_group_in<4>, add_group_in<5>,
+                                 add_group_in<kGroupRows>};
+    const auto [sorted, rows, near, count, _] = filter;
+    for (std::size_t block = begin; block < end; ++block)
+        _mm512_storeu_si512(sums + (block - begin) * kBlockItems, look_up_sorted(sorted, block));
+    for (std::size_t row = 0; row < near; row += kGroupRows) {
+        const std::size_t size = std::min(kGroupRows, near - row);
+        const bool is_last = row + size == near;
+        // After the last group comes the first one of the blocks after these.
+        const std::size_t first_next = is_last ? 0 : row + size;
+        const std::size_t ahead = is_last ? end - begin : 0;
+        kAdd[size](rows + row, begin, end, sums,
+                   {rows + first_next, std::min(kGroupRows, near - first_next)}, ahead);
+    }
+    const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
+    std::size_t num_found = 0;
+    for (std::size_t block = begin; block < end; ++block) {
+        const __m512i totals = _mm512_loadu_si512(sums + (block - begin) * kBlockItems);
+        _mm512_storeu_si512(sums + num_found * kBlockItems, totals);
+        found[num_found] = static_cast<std::uint32_t>(block);
+        num_found += _mm512_cmple_epu8_mask(totals, limits) != 0;
+    }
+    for (std::size_t at = 0; at < num_found; ++at)
+        prefetch_rows(rows + near, count - near, found[at]);
+    return {num_found, num_found};
+}
+
 RECPRUNE_AVX512 FoundBlocks find_blocks_avx512(const FilterRows& rows, std::size_t begin,
                                                std::size_t end, int limit, std::uint32_t* found,
                                                std::uint8_t* sums) {
     constexpr std::array kFind = {
-        find_blocks_in<0>, find_blocks_in<1>, find_blocks_in<2>, find_blocks_in<3>,
-        find_blocks_in<4>, find_blocks_in<5>, find_blocks_in<6>, find_blocks_in<kMostKnownRows>};
-    return kFind[std::min(rows.near, kMostKnownRows)](rows, begin, end, limit, found, sums);
+        find_blocks_in<0>, find_blocks_in<1>, find_blocks_in<2>,          find_blocks_in<3>,
+        find_blocks_in<4>, find_blocks_in<5>, find_blocks_in<kGroupRows>, find_blocks_by_groups};
+    return kFind[std::min(rows.near, kGroupRows + 1)](rows, begin, end, limit, found, sums);
 }
 
 template <std::size_t known>

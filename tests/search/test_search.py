@@ -712,3 +712,15 @@ def test_method_objects_and_names_are_the_same() -> None:
     for name, method in METHODS.items():
         assert isinstance(method, Method)
         assert type(method).__name__.lower() == name
+
+
+def test_what_cells_have_visited_is_counted_when_others_end_a_search() -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 16, (5000, 8)).astype(np.uint8)
+    index = Index.build(codes, np.ones((8, 16, 1), np.float32), layout="slim")
+    scores = rng.standard_normal((8, 16)).astype(np.float32)
+    best_first = np.argsort(-reference.score_items(scores, codes, None))
+    top = index.search_scores(scores, 100, method="cells", exclude=best_first[:-10])
+    assert top.stats.method[0] == "pqtopk", "too few may be returned"
+    assert top.stats.steps[0] > 1
+    assert top.stats.items_touched[0] > 5000

@@ -204,10 +204,11 @@ class OnnxEncoder:
 
         New memory of this size comes from the system, page by page, which takes longer than adding.
         """
-        kept: Float32Array | None = getattr(self._memory, name, None)
+        of_thread: dict[str, Float32Array] = self._memory.__dict__.setdefault("sums", {})
+        kept = of_thread.get(name)
         if kept is None or len(kept) < count:
             kept = np.empty((max(count, _POSITIONS_AT_ONCE), columns), np.float32)
-            setattr(self._memory, name, kept)
+            of_thread[name] = kept
         return kept[:count]
 
     def _check(self) -> None:
@@ -220,13 +221,13 @@ class OnnxEncoder:
         if sorted(names) != sorted([*expected, "sequence_embedding"]) or not longest.isdecimal():
             raise StorageError(f"the ONNX model is not an encoder: it has {', '.join(names)}")
         self._longest = int(longest)
-        width = inputs[0].shape[-1]
+        columns = {value.name: value.shape[-1] for value in inputs}
+        width = columns[VECTORS]
         if width != self.width:
             raise InputError(f"the encoder takes vectors of {width}, those of items {self.width}")
         if self.length > self._longest:
             raise InputError(f"length is {self.length}, expected at most the model's {longest}")
         added = AGE_BUCKETS if self._reads_times else self._longest
-        columns = {value.name: value.shape[-1] for value in inputs}
         for name, table in self._tables.items():
             shape = (self._vectors.num_sub_items + added, columns[name])
             if table.dtype != np.float32 or table.shape != shape:
