@@ -101,8 +101,10 @@ def test_a_filter_of_a_whole_catalogue(num_splits: int, order: str, magnitude: f
         codes = codes[np.argsort(totals if order == "rising" else -totals, kind="stable")]
     index = Index.build(codes, np.ones((num_splits, 256, 1), np.float32))
     for k in (1, 10, 128, 129, 1000, 4000, 20_001):
-        top = index.search_scores(scores, k, method="pqtopk")
-        assert_same(top, reference.exhaustive(scores, codes, k), (num_splits, order, k))
+        expected = reference.exhaustive(scores, codes, k)
+        for method in ("pqtopk", "scan"):
+            top = index.search_scores(scores, k, method=method)
+            assert_same(top, expected, (method, num_splits, order, k))
 
 
 def test_few_items_are_scored_where_a_filter_is(isa: str) -> None:
