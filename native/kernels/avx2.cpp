@@ -232,6 +232,10 @@ RECPRUNE_AVX2 void tilt_avx2(const float* values, const float* weights, std::siz
     tilt_body(values, weights, count, highest, tilt, sums);
 }
 
+RECPRUNE_AVX2 void convolve_avx2(const float* counts, const float* values, float* sums) {
+    convolve_body(counts, values, sums);
+}
+
 // Every machine with AVX2 counts bits in one instruction.
 __attribute__((target("popcnt"))) std::size_t count_bits_popcnt(const std::uint64_t* words,
                                                                 std::size_t count) {
@@ -330,6 +334,7 @@ Kernels avx2_kernels() {
         .count_bits = count_bits_popcnt,
         .filter_lines = filter_lines_avx2,
         .select = select_avx2,
+        .convolve = convolve_avx2,
         .tilt = tilt_avx2,
     };
 }

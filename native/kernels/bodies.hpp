@@ -102,6 +102,20 @@ RECPRUNE_BODY void tilt_body(const float* values, const float* weights, std::siz
     }
 }
 
+RECPRUNE_BODY void convolve_body(const float* counts, const float* values, float* sums) {
+    constexpr std::size_t kLanes = sizeof(Floats) / sizeof(float);
+    Floats totals[kConvolved / kLanes] = {};
+    for (std::size_t j = 0; j < kConvolved; ++j) {
+        if (counts[j] == 0.0f) continue;
+        for (std::size_t part = 0; part < kConvolved / kLanes; ++part) {
+            Floats shifted;
+            std::memcpy(&shifted, values + part * kLanes - j, sizeof shifted);
+            totals[part] += counts[j] * shifted;
+        }
+    }
+    std::memcpy(sums, totals, sizeof totals);
+}
+
 RECPRUNE_BODY void prefetch_line(const std::uint8_t* lines, const LineBatch& batch,
                                  std::size_t at) {
     // Into the second cache: the first has too few misses at a time.

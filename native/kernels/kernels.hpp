@@ -55,6 +55,9 @@ struct FoundBlocks {
 // Splits that filter_codes has room for.
 constexpr std::size_t kMostFilteredSplits = 64;
 
+// Numbers that `convolve` takes and returns.
+constexpr std::size_t kConvolved = 64;
+
 // Items of a line of the cell layout, of which it has four codes each: one cache line, and one
 // register of AVX-512. Part of the saved format.
 constexpr std::size_t kLineItems = 16;
@@ -144,6 +147,10 @@ struct Kernels {
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for kSelectRoom.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
+
+    // sums[i] = Σ_j counts[j] · values[i − j], kConvolved of each; as many zeros are before the
+    // first value.
+    void (*convolve)(const float* counts, const float* values, float* sums);
 
     // sums[i] = Σ_b weights[b] · d_b^i · e^(−tilt · d_b) for i = 0, 1, 2 and d_b = highest −
     // values[b], about: no result hangs on it.

@@ -131,6 +131,10 @@ void tilt_portable(const float* values, const float* weights, std::size_t count,
     tilt_body(values, weights, count, highest, tilt, sums);
 }
 
+void convolve_portable(const float* counts, const float* values, float* sums) {
+    convolve_body(counts, values, sums);
+}
+
 }  // namespace
 
 Kernels portable_kernels() {
@@ -156,6 +160,7 @@ Kernels portable_kernels() {
         .count_bits = count_bits_portable,
         .filter_lines = filter_lines_portable,
         .select = select_portable,
+        .convolve = convolve_portable,
         .tilt = tilt_portable,
     };
 }
