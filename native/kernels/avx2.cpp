@@ -229,11 +229,11 @@ RECPRUNE_AVX2 std::size_t select_avx2(const std::uint8_t* deficits, int limit,
 
 RECPRUNE_AVX2 void tilt_avx2(const float* values, const float* weights, std::size_t count,
                              float highest, float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
+    tilt_body<32>(values, weights, count, highest, tilt, sums);
 }
 
 RECPRUNE_AVX2 void convolve_avx2(const float* counts, const float* values, float* sums) {
-    convolve_body(counts, values, sums);
+    convolve_body<32>(counts, values, sums);
 }
 
 // Every machine with AVX2 counts bits in one instruction.
@@ -315,15 +315,15 @@ Kernels avx2_kernels() {
     return {
         .name = "avx2",
         // A scan is bound by look-ups, not by memory.
-        .costs = {.scan = 240e3,
-                  .scanned_item = 0.5,
-                  .scan_growth = 0.29,
-                  .cells = 48e3,
-                  .line = 32.0,
-                  .found_item = 470.0,
-                  .few_items = 120'000,
-                  .allowed_item = 8.0,
-                  .filtered_code = 0.75},
+        .costs = {.scan = 62.9e3,
+                  .scanned_item = 0.502,
+                  .scan_growth = 0.23,
+                  .cells = 10.6e3,
+                  .line = 20.7,
+                  .found_item = 673.0,
+                  .few_items = 103'000,
+                  .allowed_item = 11.7,
+                  .filtered_code = 0.952},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,

@@ -318,11 +318,11 @@ RECPRUNE_AVX512BW std::size_t filter_blocks_avx512bw(const CodeRow* rows, std::s
 
 RECPRUNE_AVX512BW void tilt_avx512bw(const float* values, const float* weights, std::size_t count,
                                      float highest, float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
+    tilt_body<64>(values, weights, count, highest, tilt, sums);
 }
 
 RECPRUNE_AVX512BW void convolve_avx512bw(const float* counts, const float* values, float* sums) {
-    convolve_body(counts, values, sums);
+    convolve_body<64>(counts, values, sums);
 }
 
 // Four lines at a time. What passes, about one item of these, is written without a branch as long
@@ -364,15 +364,15 @@ RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
 Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();
     kernels.name = "avx512bw";
-    kernels.costs = {.scan = 150e3,
+    kernels.costs = {.scan = 52.2e3,
                      .scanned_item = 0.26,
-                     .scan_growth = 0.185,
-                     .cells = 45e3,
-                     .line = 20.5,
-                     .found_item = 470.0,
-                     .few_items = 80'000,
-                     .allowed_item = 8.0,
-                     .filtered_code = 0.75};
+                     .scan_growth = 0.202,
+                     .cells = 15.4e3,
+                     .line = 9.25,
+                     .found_item = 506.0,
+                     .few_items = 46'800,
+                     .allowed_item = 10.6,
+                     .filtered_code = 0.968};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

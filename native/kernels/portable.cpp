@@ -128,11 +128,11 @@ std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_
 
 void tilt_portable(const float* values, const float* weights, std::size_t count, float highest,
                    float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
+    tilt_body<16>(values, weights, count, highest, tilt, sums);
 }
 
 void convolve_portable(const float* counts, const float* values, float* sums) {
-    convolve_body(counts, values, sums);
+    convolve_body<16>(counts, values, sums);
 }
 
 }  // namespace
@@ -141,15 +141,15 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
-        .costs = {.scan = 160e3,
-                  .scanned_item = 2.5,
-                  .scan_growth = 0.06,
-                  .cells = 60e3,
-                  .line = 38.0,
-                  .found_item = 300.0,
-                  .few_items = 110'000,
-                  .allowed_item = 9.0,
-                  .filtered_code = 2.2},
+        .costs = {.scan = 84.1e3,
+                  .scanned_item = 2.18,
+                  .scan_growth = 0.085,
+                  .cells = 10.1e3,
+                  .line = 36.2,
+                  .found_item = 384.0,
+                  .few_items = 125'000,
+                  .allowed_item = 10.2,
+                  .filtered_code = 2.29},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
