@@ -357,6 +357,8 @@ inline Query query_of(const IndexView& index, const Batch& batch, const Kernels&
         query.num_allowed = batch.allow_rows > 1
                                 ? count_allowed(kernels, query.allow, index.num_items)
                                 : batch.num_allowed;
+        // Engines are faster without a mask than with one that hides nothing.
+        if (query.num_allowed == index.num_items) query.allow = nullptr;
     }
     return query;
 }

@@ -77,14 +77,14 @@ struct LineBatch {
     std::size_t count;
 };
 
-// What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
-// effect, and no result hangs on it.
+// What searching costs with a table of kernels: the geometric mean of what benchmarks/costs.py has
+// fitted on several machines (docs/measured); NEON's are guesses. No result hangs on it.
 struct Costs {
     double scan;            // nanoseconds for a scan, however few items there are
     double scanned_item;    // nanoseconds for an item of it, if eight splits and the best ten
     double scan_growth;     // the power of K with which these grow
-    double cells;           // nanoseconds for a search by cells, however few lines it visits
-    double line;            // nanoseconds for a line of cells
+    double cells;           // nanoseconds for planning which cells are visited
+    double line;            // nanoseconds for a line that is planned to be visited
     double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
     double allowed_item;    // nanoseconds for an item that is scored for being one of few allowed
