@@ -33,6 +33,7 @@
 #include "layouts/lists.hpp"
 #include "layouts/posting_lists.hpp"
 #include "search.hpp"
+#include "segments.hpp"
 #include "util/parallel.hpp"
 #include "util/row_sums.hpp"
 #include "util/sort_log.hpp"
@@ -370,6 +371,49 @@ nb::ndarray<nb::numpy, const T, nb::ndim<1>> view_of(std::span<const T> values, 
     return {values.data(), {values.size()}, owner};
 }
 
+// What a search is asked, as the core takes it.
+recprune::Batch batch_of(const Matrix<float>& queries, bool are_scores,
+                         const recprune::BatchExclusions* exclude,
+                         const std::optional<Matrix<std::uint64_t>>& allow,
+                         const std::optional<Vector<float>>& floors,
+                         const recprune::BatchBoosts* boosts) {
+    recprune::Batch batch;
+    batch.queries = as_span(queries);
+    batch.num_queries = queries.shape(0);
+    batch.are_scores = are_scores;
+    batch.exclude = exclude;
+    batch.boosts = boosts;
+    if (allow) {
+        batch.allow = as_span(*allow);
+        batch.allow_rows = allow->shape(0);
+    }
+    if (floors) batch.floors = as_span(*floors);
+    return batch;
+}
+
+recprune::Request request_of(const MethodSettings& settings, std::size_t k) {
+    return {
+        .method = settings.method,
+        .k = k,
+        .sub_items_per_step = settings.sub_items_per_step,
+        .max_steps = settings.max_steps,
+        .over_inflation = settings.over_inflation,
+        .deadline_ns = settings.deadline_ns,
+        .kernels = &kernels_in_use(),
+    };
+}
+
+// Into arrays that the caller made: NumPy makes them faster than we could.
+recprune::Answers answers_in(const MutableMatrix<std::int64_t>& ids,
+                             const MutableMatrix<float>& scores,
+                             const MutableMatrix<std::int64_t>& records) {
+    return {
+        .ids = as_span(ids),
+        .scores = as_span(scores),
+        .records = {reinterpret_cast<recprune::Record*>(records.data()), records.shape(0)},
+    };
+}
+
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
   public:
@@ -473,7 +517,6 @@ class SearchIndex {
         if (view_.cells) CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
-    // Writes into arrays that the caller made: NumPy makes them faster than we could.
     void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
                 const MethodSettings& settings, const recprune::BatchExclusions* exclude,
                 const std::optional<Matrix<std::uint64_t>>& allow,
@@ -481,31 +524,9 @@ class SearchIndex {
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
                 const MutableMatrix<std::int64_t>& records,
                 std::optional<MutableMatrix<std::uint8_t>> visited) const {
-        recprune::Batch batch;
-        batch.queries = as_span(queries);
-        batch.num_queries = queries.shape(0);
-        batch.are_scores = are_scores;
-        batch.exclude = exclude;
-        batch.boosts = boosts;
-        if (allow) {
-            batch.allow = as_span(*allow);
-            batch.allow_rows = allow->shape(0);
-        }
-        if (floors) batch.floors = as_span(*floors);
-        const recprune::Request request{
-            .method = settings.method,
-            .k = k,
-            .sub_items_per_step = settings.sub_items_per_step,
-            .max_steps = settings.max_steps,
-            .over_inflation = settings.over_inflation,
-            .deadline_ns = settings.deadline_ns,
-            .kernels = &kernels_in_use(),
-        };
-        recprune::Answers answers{
-            .ids = as_span(ids),
-            .scores = as_span(scores),
-            .records = {reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries},
-        };
+        const recprune::Batch batch = batch_of(queries, are_scores, exclude, allow, floors, boosts);
+        const recprune::Request request = request_of(settings, k);
+        recprune::Answers answers = answers_in(ids, scores, records);
         if (visited) answers.visited = as_span(*visited);
         nb::gil_scoped_release unlocked;
         recprune::search_batch(view_, batch, request, threads, answers);
@@ -524,6 +545,8 @@ class SearchIndex {
                                            largest_boosts ? largest_boosts->data()[query] : 0.0f))
                 throw recprune::QueryOverflow(query);
     }
+
+    const recprune::IndexView& view() const { return view_; }
 
     // The codes of all items, item-major, put together from the lists.
     nb::ndarray<nb::numpy, std::uint8_t> codes_of_lists() const {
@@ -578,6 +601,62 @@ class SearchIndex {
     Matrix<std::int64_t> posting_offsets_;
     Matrix<std::int32_t> posting_items_;
     Vector<float> item_bias_;
+};
+
+// Keeps the segments of a catalogue alive and searches them as one index.
+class SegmentedIndex {
+  public:
+    // The largest first; all of the same shape. Without `present`, all items of the index are.
+    void add(nb::object index, Vector<recprune::Item> numbers, Vector<recprune::Item> positions,
+             std::optional<Vector<std::uint64_t>> present, std::size_t num_present) {
+        const recprune::IndexView& view = nb::cast<const SearchIndex&>(index).view();
+        if (!segments_.empty()) {
+            const recprune::IndexView& first = *segments_.front().index;
+            if (view.num_splits != first.num_splits || view.num_sub_items != first.num_sub_items ||
+                view.width != first.width)
+                throw std::invalid_argument("segments differ in shape");
+        }
+        const std::size_t words = (view.num_items + recprune::kWordBits - 1) / recprune::kWordBits;
+        if (positions.size() != numbers.size() || (present && present->size() != words))
+            throw std::invalid_argument("numbers, positions and present items do not fit");
+        segments_.push_back({
+            .index = &view,
+            .numbers = {as_span(numbers), as_span(positions), view.num_items},
+            .present = present ? present->data() : nullptr,
+            .num_present = num_present,
+        });
+        kept_.push_back(
+            {std::move(index), std::move(numbers), std::move(positions), std::move(present)});
+    }
+
+    void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
+                const MethodSettings& settings, const recprune::BatchExclusions* exclude,
+                const std::optional<Matrix<std::uint64_t>>& allow,
+                const std::optional<Vector<float>>& floors, const recprune::BatchBoosts* boosts,
+                const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
+                const MutableMatrix<std::int64_t>& records) const {
+        if (segments_.empty()) throw std::invalid_argument("there are no segments");
+        const recprune::Batch batch = batch_of(queries, are_scores, exclude, allow, floors, boosts);
+        const recprune::Request request = request_of(settings, k);
+        const recprune::Answers answers = answers_in(ids, scores, records);
+        nb::gil_scoped_release unlocked;
+        recprune::search_batch(segments_, batch, request, threads, answers);
+    }
+
+    void check(std::size_t num_numbers) const {
+        nb::gil_scoped_release unlocked;
+        recprune::check_segments(segments_, num_numbers);
+    }
+
+  private:
+    struct Kept {
+        nb::object index;
+        Vector<recprune::Item> numbers;
+        Vector<recprune::Item> positions;
+        std::optional<Vector<std::uint64_t>> present;
+    };
+    std::vector<recprune::Segment> segments_;
+    std::vector<Kept> kept_;
 };
 
 // The fields of a Record in their order, and their types as NumPy names them.
@@ -717,6 +796,20 @@ void add_index(nb::module_& module) {
              "threads"_a, "settings"_a, "exclude"_a.none(), "allow"_a.noconvert().none(),
              "floors"_a.noconvert().none(), "boosts"_a.none(), "ids"_a.noconvert(),
              "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());
+    nb::class_<SegmentedIndex>(module, "SegmentedIndex")
+        .def(nb::init<>())
+        .def("add", &SegmentedIndex::add, "index"_a, "numbers"_a.noconvert(),
+             "positions"_a.noconvert(), "present"_a.noconvert().none(), "num_present"_a,
+             nb::sig(
+                 "def add(self, index: SearchIndex, numbers: numpy.typing.NDArray[numpy.uint32], "
+                 "positions: numpy.typing.NDArray[numpy.uint32], "
+                 "present: numpy.typing.NDArray[numpy.uint64] | None, "
+                 "num_present: int) -> None"))
+        .def("search", &SegmentedIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
+             "threads"_a, "settings"_a, "exclude"_a.none(), "allow"_a.noconvert().none(),
+             "floors"_a.noconvert().none(), "boosts"_a.none(), "ids"_a.noconvert(),
+             "scores"_a.noconvert(), "records"_a.noconvert())
+        .def("check", &SegmentedIndex::check, "num_numbers"_a);
 }
 
 }  // namespace
