@@ -28,6 +28,7 @@ PACKAGES = [
     "data",
     "preparation",
     "search",
+    "live",
     "models",
     "evaluation",
     "training",
