@@ -45,8 +45,8 @@ class ListScan {
           sorted_row_{layout.bases.data(), layout.changes.data(), second_deficits_.data()},
           rows_(num_code_rows(layout.num_splits)),
           near_(kernels.refinements > 0 ? rows_.size() : std::min(kUsualNear, rows_.size())),
-          counts_first_(wants_many(query) && !query.allow && !query.item_bias &&
-                        limits.over_inflation == 0.0 && !limits.has_deadline()),
+          counts_first_(wants_many(query) && !query.item_bias && limits.over_inflation == 0.0 &&
+                        !limits.has_deadline() && allows_most(query, layout)),
           // Any of the first may be excluded.
           candidates_(query.k + query.num_hidden()) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
@@ -97,6 +97,8 @@ class ListScan {
     // as fast as they come, and for more there should be no room.
     static constexpr std::size_t kFewestCounted = 48;
     static constexpr std::size_t kMostCounted = 65'536;
+    // Candidates are counted under a mask if it hides no more than one item in so many.
+    static constexpr std::size_t kMostAllowed = 4;
     // Tables are made anew when the slack is less than this share of what they were made for.
     static constexpr double kWornShare = 0.75;
 
@@ -114,6 +116,13 @@ class ListScan {
     static bool wants_many(const Query& query) {
         return query.k >= kFewestCounted && query.k <= kMostCounted &&
                query.num_hidden() <= query.k;
+    }
+
+    // Of the items that are counted, each must be looked up in the mask: where few are allowed,
+    // that is mostly in vain.
+    static bool allows_most(const Query& query, const ListLayout& layout) {
+        return !query.allow || query.num_allowed * kMostAllowed >=
+                                   layout.bases.size() * kBlockItems * (kMostAllowed - 1);
     }
 
     // Whether a limit could be reached before the lists are done: then they are all sorted.
@@ -261,10 +270,18 @@ class ListScan {
 
     void buffer_blocks(std::size_t list, const LeftBlocks& found, std::size_t count) {
         const int first_deficit = deficits_.of_split(0)[list];
+        if (query_.allow) {  // the ids of all these items are needed, each a cache miss
+            for (std::size_t at = 0; at < count; ++at)
+                for (std::uint64_t mask = found.items[at]; mask; mask &= mask - 1)
+                    layout_.prefetch_item(found.blocks[at],
+                                          static_cast<std::size_t>(std::countr_zero(mask)));
+        }
         for (std::size_t at = 0; at < count; ++at) {
             const std::uint8_t* sums = found.sums.data() + at * kBlockItems;
+            const Item* items = &layout_.items[found.blocks[at] * kBlockItems];
             for (std::uint64_t mask = found.items[at]; mask; mask &= mask - 1) {
                 const auto lane = static_cast<std::size_t>(std::countr_zero(mask));
+                if (query_.allow && !query_.allows(items[lane])) continue;
                 const int deficit = first_deficit + sums[lane];
                 candidates_.add(
                     {found.blocks[at], static_cast<std::uint8_t>(lane),

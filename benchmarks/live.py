@@ -1,0 +1,160 @@
+"""What changes cost: a live index beside a fresh one over the same items, in one interleaved run.
+
+Items are added by the batch, each acknowledged after it is on disk. Then 1 % of the catalogue is
+changed, half of it added and half removed at random, and every query is asked of the live index and
+of a fresh one, in an order that changes: times are those of whole calls from Python on one thread,
+the ratio is the median of quotients, query by query. Last, all is compacted in a process of its
+own, which has opened the folder: its seconds, and the most memory that it had.
+
+    python -m benchmarks.live                                # a million random items
+    python -m benchmarks.live --items 100000000 --layout slim --folder FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import measure, model_of, write_result
+from recprune import Index, LiveIndex
+from recprune.commands.console import output, print_table
+from recprune.experiments.framework.machine import machine
+from recprune.types import CodeArray, Float32Array, Json
+
+_SETUP = "from recprune import LiveIndex\nlive = LiveIndex.open(sys.argv[1], verify=False)"
+_COMPACT = "live.compact(threads=int(sys.argv[2])).result()"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--changed", type=float, default=0.01, help="share of the items")
+    parser.add_argument("--batch", type=int, default=1000, help="items that are added at once")
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-k", type=int, nargs="+", default=[1, 10, 100, 1000])
+    parser.add_argument("--layout", default="auto", choices=("auto", "full", "slim", "compact"))
+    parser.add_argument("--threads", type=int, default=2, help="to build and to compact")
+    parser.add_argument("--folder", type=Path, help="on the disk that is measured; a temporary one")
+    parser.add_argument("--out", type=Path, default=Path("out/bench-live.json"))
+    parsed = parser.parse_args()
+    more = int(parsed.items * parsed.changed / 2)
+    codes, embeddings, queries = model_of(None, parsed.items + more, parsed.queries)
+    with tempfile.TemporaryDirectory(dir=parsed.folder) as place:
+        folder = Path(place) / "live"
+        live = LiveIndex.create(
+            folder,
+            codes[: parsed.items],
+            embeddings,
+            layout=parsed.layout,
+            threads=parsed.threads,
+        )
+        adding = _adding(live, codes[parsed.items :], parsed.batch)
+        rng = np.random.default_rng(0)
+        begun = time.perf_counter()
+        live.remove(rng.permutation(parsed.items)[:more])
+        removing = time.perf_counter() - begun
+        live.maintain()
+        fresh, numbers = _fresh(live, embeddings, parsed.layout, parsed.threads)
+        searches = {
+            f"K = {k}": _compared(live, fresh, numbers, queries, k, parsed.rounds) for k in parsed.k
+        }
+        shape = live.describe()
+        live.close()
+        del live, fresh
+        compacting = measure("compact", _SETUP, _COMPACT, folder, str(parsed.threads))
+        opened = measure("open", "from recprune import LiveIndex", _SETUP.split("\n")[1], folder)
+    print_table(
+        f"{shape['items']:,} items, {parsed.changed:.1%} changed, {shape['layout']} layout, "
+        f"segments of {shape['segments']} items and a tail of {shape['tail']:,}, "
+        f"{shape['instruction_set']}",
+        ("search", "fresh µs", "live µs", "ratio"),
+        [
+            (name, f"{at['fresh_us']:,.1f}", f"{at['live_us']:,.1f}", f"{at['ratio']:.3f}")
+            for name, at in searches.items()
+        ],
+    )
+    output.print(
+        f"added {adding['items_a_second']:,.0f} items a second, {parsed.batch:,} at once "
+        f"({adding['p50_ms']:.2f} ms, slowest {adding['slowest_ms']:.1f}); "
+        f"removed {more:,} in {1e3 * removing:.1f} ms"
+    )
+    output.print(
+        f"compacted in {compacting.seconds:.2f} s, with {compacting.peak_gigabytes:.2f} GB at most "
+        f"({opened.peak_gigabytes:.2f} for a process that has it open)"
+    )
+    output.print(machine()["cpu"])
+    result: Json = {
+        "index": shape,
+        "searches": searches,
+        "adding": adding,
+        "removing_seconds": removing,
+        "compacting": vars(compacting),
+        "opened": vars(opened),
+    }
+    write_result(parsed.out, result)
+
+
+def _adding(live: LiveIndex, codes: CodeArray, batch: int) -> Json:
+    """Add items by the batch; at least a hundred times, those of the first batches again."""
+    seconds = []
+    before = live.num_items
+    for begin in range(0, len(codes), batch):
+        begun = time.perf_counter()
+        live.add(codes[begin : begin + batch])
+        seconds.append(time.perf_counter() - begun)
+    return {
+        "items_a_second": (live.num_items - before) / sum(seconds),
+        "p50_ms": 1e3 * float(np.median(seconds)),
+        "slowest_ms": 1e3 * max(seconds),
+        "batches": len(seconds),
+    }
+
+
+def _fresh(
+    live: LiveIndex, embeddings: Float32Array, layout: str, threads: int
+) -> tuple[Index, np.ndarray]:
+    snapshot = live.snapshot()
+    numbers = snapshot.numbers()
+    codes = snapshot.item_codes(numbers)
+    return Index.build(codes, embeddings, layout=layout, threads=threads), numbers  # type: ignore[arg-type]
+
+
+def _compared(
+    live: LiveIndex,
+    fresh: Index,
+    numbers: np.ndarray,
+    queries: Float32Array,
+    k: int,
+    rounds: int,
+) -> Json:
+    """Ask both the same, compare the answers, and return what each took."""
+    seconds = {name: np.empty((rounds, len(queries))) for name in ("live", "fresh")}
+    asks = {"live": live.search, "fresh": fresh.search}
+    rng = np.random.default_rng(0)
+    for turn in range(rounds):
+        for place, query in enumerate(queries):
+            answers = {}
+            for name in rng.permutation(list(asks)):
+                begun = time.perf_counter()
+                answers[name] = asks[name](query, k)
+                seconds[name][turn, place] = time.perf_counter() - begun
+            ours, theirs = answers["live"], answers["fresh"]
+            if not (
+                np.array_equal(ours.ids, numbers[theirs.ids])
+                and np.array_equal(ours.scores, theirs.scores)
+            ):
+                raise SystemExit("the live index disagrees with a fresh one: this is a bug")
+    return {
+        "fresh_us": 1e6 * float(np.median(seconds["fresh"])),
+        "live_us": 1e6 * float(np.median(seconds["live"])),
+        "ratio": float(np.median(seconds["live"] / seconds["fresh"])),
+    }
+
+
+if __name__ == "__main__":
+    main()
