@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
 from recprune._native import instruction_sets
-from recprune.live import live_index
+from recprune.live import merging
 from recprune.search import reference
 from tests.support.live_cases import Shop, check_snapshot
 from tests.support.search_cases import assert_same
@@ -188,7 +188,7 @@ def test_numbers_are_never_used_twice(shop: Shop) -> None:
 def test_a_tail_that_is_full_becomes_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_index, "FULL_TAIL", 200)
+    monkeypatch.setattr(merging, "FULL_TAIL", 200)
     shop = Shop(tmp_path / "shop", np.random.default_rng(1), num_items=3000)
     for _ in range(30):
         shop.add(90)
@@ -234,14 +234,15 @@ def test_wrong_changes_are_refused_and_change_nothing(shop: Shop) -> None:
     live = shop.live
     codes = shop.drawn(2)[0]
     live.remove([7])
-    for ids, message in [
+    wrong: list[tuple[list[Any], str]] = [
         ([7], r"ids\[0\] is 7: no such item is there"),
         ([3, 100], r"ids\[1\] is 100"),
         ([-1], r"ids\[0\] is -1"),
         ([3, 4, 3], "holds 3 twice"),
         ([1.5], "expected item numbers"),
         ([[1]], "expected item numbers"),
-    ]:
+    ]
+    for ids, message in wrong:
         with pytest.raises(InputError, match=message):
             live.remove(ids)
         with pytest.raises(InputError, match=message):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune import LiveIndex
-from recprune.live import live_index
+from recprune.live import merging
 
 NUM_SPLITS, NUM_SUB_ITEMS = 4, 16
 
@@ -59,7 +59,7 @@ def catalogue_after(changes: int) -> dict[int, bytes]:
 
 def write_forever(folder: Path, acknowledged: Path) -> None:
     """Make one change after the other, and note each that has returned."""
-    live_index.FULL_TAIL = 300
+    merging.FULL_TAIL = 300
     notes = os.open(acknowledged, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     live = LiveIndex.open(folder)
     while True:

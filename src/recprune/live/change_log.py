@@ -38,7 +38,7 @@ class Tip(NamedTuple):
     chain: int  # the checksum of the last record
 
 
-class Record(NamedTuple):
+class LoggedChange(NamedTuple):
     """One change, as it stands in a log."""
 
     kind: int
@@ -72,7 +72,7 @@ def log_size(folder: Path, number: int) -> int:
         return -1
 
 
-def read_logs(folder: Path, identity: str, tip: Tip, use: Callable[[Record], None]) -> Tip:
+def read_logs(folder: Path, identity: str, tip: Tip, use: Callable[[LoggedChange], None]) -> Tip:
     """Use every change after a tip, in its log and all later ones; return the last tip.
 
     That is before whatever is not a whole record, if nothing whole comes after it and the log is
@@ -113,7 +113,7 @@ def _read_from(folder: Path, identity: str, tip: Tip) -> memoryview:
         raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _records_in(content: memoryview, tip: Tip, path: str, is_last: bool) -> Iterator[Record]:
+def _records_in(content: memoryview, tip: Tip, path: str, is_last: bool) -> Iterator[LoggedChange]:
     place = 0
     while place < len(content):
         where = f"{path}, byte {tip.offset}"
@@ -130,7 +130,7 @@ def _records_in(content: memoryview, tip: Tip, path: str, is_last: bool) -> Iter
         inner = content[place + _RECORD.size : end - _CHECKSUM.size]
         chain = _CHECKSUM.unpack_from(content, end - _CHECKSUM.size)[0]
         tip = Tip(tip.log, tip.offset + end - place, sequence, chain)
-        yield Record(kind, inner, where, tip)
+        yield LoggedChange(kind, inner, where, tip)
         place = end
 
 

@@ -105,7 +105,7 @@ def encode(change: Change) -> tuple[int, bytes]:
 
 def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int) -> Change:
     """Return the change that bytes stand for; refuse what no catalogue of this shape can have."""
-    reader = _Reader(content)
+    reader = _Unpacker(content)
     if not 1 <= kind <= len(_KINDS):
         raise StorageError(f"kind {kind}, expected 1 to {len(_KINDS)}")
     first, count = reader.count()
@@ -137,7 +137,7 @@ def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int)
     return Replacement(Items(numbers, codes, bias, None).take(order))
 
 
-class _Reader:
+class _Unpacker:
     """Takes arrays from bytes, one after the other."""
 
     def __init__(self, content: memoryview) -> None:
@@ -179,7 +179,7 @@ def _encoded_names(names: NameArray) -> list[bytes]:
     return [_octets(offsets, "<i8"), pool.tobytes()]
 
 
-def _decoded_names(reader: _Reader, kind: IdKind, count: int) -> NameArray | None:
+def _decoded_names(reader: _Unpacker, kind: IdKind, count: int) -> NameArray | None:
     if kind == "none":
         return None
     if kind == "integers":

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recprune.data.identifiers import ExternalId
 from recprune.live.change_log import (
     BrokenLogError,
-    Record,
+    LoggedChange,
     Tip,
     append_record,
     begin_log,
@@ -56,7 +56,7 @@ from recprune.live.generation import (
     write_generation,
 )
 from recprune.live.item_names import IdKind, checked_names, given_kind
-from recprune.live.merging import FULL_TAIL, is_settled, merge, to_merge
+from recprune.live.merging import is_full, is_settled, merge, to_merge
 from recprune.live.segment import Items, Segment, build_segment, save_segment
 from recprune.live.snapshot import LiveSnapshot, PresentSegment, refuse_missing
 from recprune.search.checks import (
@@ -323,7 +323,7 @@ class LiveIndex:
         """Return a snapshot with all changes since a tip."""
         draft, shape = Draft(snapshot), ChangeShape.of(snapshot)
 
-        def use(record: Record) -> None:
+        def use(record: LoggedChange) -> None:
             try:
                 decode(record.kind, record.content, shape, draft.num_items).apply(draft)
             except RecpruneError as error:
@@ -392,7 +392,7 @@ class LiveIndex:
             raise
 
     def _is_due(self) -> bool:
-        is_large = len(self._snapshot.tail) >= FULL_TAIL or self._tip.offset >= _LONG_LOG
+        is_large = is_full(self._snapshot) or self._tip.offset >= _LONG_LOG
         return is_large and time.monotonic() >= self._rested
 
     def _rewrite(self, threads: int, *, everything: bool) -> None:

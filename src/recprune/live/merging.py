@@ -18,6 +18,11 @@ _LARGER = 3  # so many times as large as what is merged already is a segment tha
 _MOSTLY_GONE = 0.5  # of the items of a segment: then it is merged whatever its size
 
 
+def is_full(snapshot: LiveSnapshot) -> bool:
+    """Whether the tail is to become a segment."""
+    return len(snapshot.tail) >= FULL_TAIL
+
+
 def to_merge(snapshot: LiveSnapshot, *, everything: bool) -> list[PresentSegment]:
     """Return the segments that are merged with the tail."""
     if everything:
