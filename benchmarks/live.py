@@ -1,10 +1,11 @@
 """What changes cost: a live index beside a fresh one over the same items, in one interleaved run.
 
-Items are added by the batch, each acknowledged after it is on disk. Then 1 % of the catalogue is
-changed, half of it added and half removed at random, and every query is asked of the live index and
-of a fresh one, in an order that changes: times are those of whole calls from Python on one thread,
-the ratio is the median of quotients, query by query. Last, all is compacted in a process of its
-own, which has opened the folder: its seconds, and the most memory that it had.
+1 % of a catalogue is changed, half of it added and half removed at random. Then every query is
+asked of the live index and of a fresh one, in an order that changes: times are those of whole calls
+from Python on one thread, the ratio is the median of quotients, query by query. Next, all is
+compacted in a process of its own, which has opened the folder: its seconds, and the most memory
+that it had, mapped files included. Last, items are added by the batch, each batch acknowledged when
+it is on disk, and one by one, while another process waits for them.
 
     python -m benchmarks.live                                # a million random items
     python -m benchmarks.live --items 100000000 --layout slim --folder FOLDER
@@ -13,6 +14,8 @@ own, which has opened the folder: its seconds, and the most memory that it had.
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +28,8 @@ from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
 from recprune.types import CodeArray, Float32Array, Json
 
+_BATCHES = 200  # that are added
+_SEEN = 50  # changes that another process is to see
 _SETUP = "from recprune import LiveIndex\nlive = LiveIndex.open(sys.argv[1], verify=False)"
 _COMPACT = "live.compact(threads=int(sys.argv[2])).result()"
 
@@ -53,10 +58,10 @@ def main() -> None:
             layout=parsed.layout,
             threads=parsed.threads,
         )
-        adding = _adding(live, codes[parsed.items :], parsed.batch)
-        rng = np.random.default_rng(0)
+        live.add(codes[parsed.items :])
+        leaving = np.random.default_rng(0).permutation(parsed.items)[:more]
         begun = time.perf_counter()
-        live.remove(rng.permutation(parsed.items)[:more])
+        live.remove(leaving)
         removing = time.perf_counter() - begun
         live.maintain()
         fresh, numbers = _fresh(live, embeddings, parsed.layout, parsed.threads)
@@ -68,6 +73,10 @@ def main() -> None:
         del live, fresh
         compacting = measure("compact", _SETUP, _COMPACT, folder, str(parsed.threads))
         opened = measure("open", "from recprune import LiveIndex", _SETUP.split("\n")[1], folder)
+        with LiveIndex.open(folder, verify=False) as live:
+            adding = _adding(live, codes, parsed.batch)
+        with LiveIndex.open(folder, verify=False) as live:
+            seeing = _seeing(live, folder, codes)
     print_table(
         f"{shape['items']:,} items, {parsed.changed:.1%} changed, {shape['layout']} layout, "
         f"segments of {shape['segments']} items and a tail of {shape['tail']:,}, "
@@ -81,7 +90,8 @@ def main() -> None:
     output.print(
         f"added {adding['items_a_second']:,.0f} items a second, {parsed.batch:,} at once "
         f"({adding['p50_ms']:.2f} ms, slowest {adding['slowest_ms']:.1f}); "
-        f"removed {more:,} in {1e3 * removing:.1f} ms"
+        f"removed {more:,} in {1e3 * removing:.1f} ms; another process sees a change after "
+        f"{seeing['p50_ms']:.0f} ms, at the latest after {seeing['slowest_ms']:.0f}"
     )
     output.print(
         f"compacted in {compacting.seconds:.2f} s, with {compacting.peak_gigabytes:.2f} GB at most "
@@ -92,6 +102,7 @@ def main() -> None:
         "index": shape,
         "searches": searches,
         "adding": adding,
+        "seeing": seeing,
         "removing_seconds": removing,
         "compacting": vars(compacting),
         "opened": vars(opened),
@@ -100,10 +111,10 @@ def main() -> None:
 
 
 def _adding(live: LiveIndex, codes: CodeArray, batch: int) -> Json:
-    """Add items by the batch; at least a hundred times, those of the first batches again."""
+    """Add items that are there already by the batch, so many times that tails fill up."""
     seconds = []
     before = live.num_items
-    for begin in range(0, len(codes), batch):
+    for begin in range(0, min(len(codes), _BATCHES * batch), batch):
         begun = time.perf_counter()
         live.add(codes[begin : begin + batch])
         seconds.append(time.perf_counter() - begun)
@@ -113,6 +124,33 @@ def _adding(live: LiveIndex, codes: CodeArray, batch: int) -> Json:
         "slowest_ms": 1e3 * max(seconds),
         "batches": len(seconds),
     }
+
+
+def _seeing(live: LiveIndex, folder: Path, codes: CodeArray) -> Json:
+    """Measure how long after a change has returned another process has it."""
+    program = (
+        "import sys, time\nfrom recprune import LiveIndex\n"
+        "live = LiveIndex.open(sys.argv[1], verify=False)\n"
+        "known = live.num_items\nprint('ready', flush=True)\n"
+        "while True:\n"
+        "    if live.num_items != known:\n"
+        "        known = live.num_items\n        print(time.monotonic(), flush=True)\n"
+        "    time.sleep(0.001)\n"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    reader.stdout.readline()
+    seconds = []
+    for _ in range(_SEEN):
+        live.add(codes[:1])
+        done = time.monotonic()
+        seconds.append(float(reader.stdout.readline()) - done)
+        time.sleep(0.01 * len(seconds) % 0.05)  # at any moment between two looks
+    reader.kill()
+    reader.wait()
+    return {"p50_ms": 1e3 * float(np.median(seconds)), "slowest_ms": 1e3 * max(seconds)}
 
 
 def _fresh(

@@ -418,12 +418,21 @@ recprune::Answers answers_in(const MutableMatrix<std::int64_t>& ids,
 class SearchIndex {
   public:
     SearchIndex(std::size_t num_items, const Cube<float>& transposed)
-        : transposed_(as_span(transposed)) {
+        : transposed_(std::make_shared<Output<float>>(as_span(transposed))) {
         view_.num_items = num_items;
         view_.num_splits = transposed.shape(0);
         view_.width = transposed.shape(1);
         view_.num_sub_items = transposed.shape(2);
-        view_.transposed = transposed_.span();
+        view_.transposed = transposed_->span();
+    }
+
+    // With the vectors of another one, which both keep: nothing is copied.
+    SearchIndex(std::size_t num_items, const SearchIndex& like) : transposed_(like.transposed_) {
+        view_.num_items = num_items;
+        view_.num_splits = like.view_.num_splits;
+        view_.width = like.view_.width;
+        view_.num_sub_items = like.view_.num_sub_items;
+        view_.transposed = transposed_->span();
     }
 
     void set_codes(Matrix<std::uint8_t> codes) {
@@ -578,7 +587,7 @@ class SearchIndex {
   private:
     recprune::IndexView view_;
     // Every query reads these all over, and a file's pages are small: kept as copies.
-    Output<float> transposed_;
+    std::shared_ptr<Output<float>> transposed_;
     std::optional<Output<std::uint32_t>> cell_overflow_;
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
@@ -774,6 +783,7 @@ void add_settings(nb::module_& module) {
 void add_index(nb::module_& module) {
     nb::class_<SearchIndex>(module, "SearchIndex")
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
+        .def(nb::init<std::size_t, const SearchIndex&>(), "num_items"_a, "like"_a)
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
         .def("set_gathered_codes", &SearchIndex::set_gathered_codes, "codes"_a.noconvert())

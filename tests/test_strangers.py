@@ -151,7 +151,7 @@ def try_live(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) 
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)
     for place in (copy / "generations").iterdir():
-        with suppress(RecpruneError, KeyError, TypeError, ValueError):
+        with suppress(RecpruneError, LookupError, TypeError, ValueError):
             manifest = read_manifest(place)
             for entry in manifest["settings"]["segments"]:
                 entry[1] = read_manifest(copy / "segments" / f"{entry[0]:08}")["sha256"]

@@ -16,6 +16,7 @@ from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
 from recprune._native import instruction_sets
 from recprune.live import merging
 from recprune.search import reference
+from recprune.search.question import Searchable
 from tests.support.live_cases import Shop, check_snapshot
 from tests.support.search_cases import assert_same
 
@@ -172,6 +173,17 @@ def test_a_snapshot_stays_as_it_was(shop: Shop) -> None:
     shop.compact()
     check_snapshot(before, told, ("auto", "cells", "scan"))
     shop.check()
+
+
+def test_it_can_be_asked_wherever_an_index_can(shop: Shop) -> None:
+    asked: list[Searchable] = [
+        shop.live,
+        shop.live.snapshot(),
+        Index.build(shop.table()[1], shop.embeddings),
+    ]
+    phi = shop.rng.standard_normal(shop.live.width).astype(np.float32)
+    assert len({tuple(index.search(phi, 5).ids.tolist()) for index in asked}) == 1
+    assert len({(index.num_items, index.num_splits, index.width) for index in asked}) == 1
 
 
 def test_numbers_are_never_used_twice(shop: Shop) -> None:

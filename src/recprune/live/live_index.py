@@ -104,13 +104,14 @@ class LiveIndex:
     def __init__(self, folder: Path, generation: Generation) -> None:
         """Use `LiveIndex.create` or `LiveIndex.open`."""
         self.folder = folder
-        self.fault: str | None = None  # why changes of others are not seen, or nothing is compacted
         self._identity = generation.identity
         self._generation = generation
         self._snapshot = generation.snapshot
         self._tip = generation.tip
         self._current_stamp = (0, 0)  # of the generation that was last looked at
         self._broken: str | None = None  # why nothing can be written any more
+        self._unseen: str | None = None  # why changes of others are not seen
+        self._undone: str | None = None  # why work in the background has failed
         self._closed = False
         self._rested = 0.0  # when maintenance may be tried again, by time.monotonic()
         self._lock = threading.RLock()  # for all of the above; a search takes none
@@ -302,6 +303,15 @@ class LiveIndex:
                 raise InputError(f"{self.folder}: the live index is closed")
             self._catch_up()
 
+    @property
+    def fault(self) -> str | None:
+        """Why changes of others are not seen, or what has failed in the background; mostly None.
+
+        Both are tried again. Searches go on with what is known, and changes are refused if they
+        cannot be made.
+        """
+        return self._unseen or self._undone
+
     def _catch_up(self) -> None:
         """Read the logs to their end, from a newer generation if ours is too old for that."""
         try:
@@ -349,9 +359,9 @@ class LiveIndex:
                 self._catch_up()
             if current_stamp(self.folder) != self._current_stamp:
                 self._start(self._take_newest)
-            self.fault = None
+            self._unseen = None
         except RecpruneError as error:
-            self.fault = str(error)
+            self._unseen = str(error)
 
     def _take_newest(self) -> None:
         """Load the generation that counts, while changes are still followed by the old one."""
@@ -444,8 +454,9 @@ class LiveIndex:
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
+            self._undone = None
         except RecpruneError as error:
-            self.fault = str(error)
+            self._undone = str(error)
         finally:
             self._busy.release()
 

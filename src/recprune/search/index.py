@@ -72,8 +72,12 @@ class Index:
         num_items: int,
         num_sub_items: int,
         layout: Layout,
+        like: Index | None = None,
     ) -> None:
-        """Use `Index.build` or `Index.load`; `arrays` are taken over."""
+        """Use `Index.build` or `Index.load`; `arrays` are taken over.
+
+        The native core makes a copy of the vectors, or shares that of an index with the same ones.
+        """
         for array in arrays.values():
             frozen(array)
         self._arrays = arrays
@@ -87,7 +91,7 @@ class Index:
         self._has_posting_lists = False
         self._finds_codes = "codes" in arrays or not num_items  # of single items
         self._lock = threading.Lock()  # for what is built on first use
-        self._native = _native.SearchIndex(num_items, transposed)
+        self._native = _native.SearchIndex(num_items, transposed if like is None else like.core)
         if "codes" in arrays:
             wide = arrays["codes"].dtype == np.uint16
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
@@ -166,7 +170,11 @@ class Index:
         if item_bias is not None:
             arrays["item_bias"] = item_bias
         return cls(
-            arrays, num_items=len(codes), num_sub_items=like.num_sub_items, layout=like.layout
+            arrays,
+            num_items=len(codes),
+            num_sub_items=like.num_sub_items,
+            layout=like.layout,
+            like=like,
         )
 
     @classmethod
