@@ -186,6 +186,14 @@ def test_a_record_that_was_cut_short_is_cut_off(shop: Shop, rest: str) -> None:
             assert 0 in live.snapshot().numbers()
 
 
+def test_nothing_is_left_of_what_was_cut_short(shop: Shop) -> None:
+    path, begin, end = last_record(shop)
+    with path.open("ab") as file:
+        file.write(b"half a record, and a long one" * 100)
+    shop.live.remove([1])
+    assert path.stat().st_size == 2 * end - begin == shop.live._tip.offset
+
+
 def test_a_changed_byte_is_found_wherever_it_is(shop: Shop) -> None:
     shop.add(2)
     shop.replace(1)
@@ -228,7 +236,23 @@ def test_records_of_another_catalogue_are_refused(shop: Shop, tmp_path: Path) ->
         LiveIndex.open(shop.folder)
     # With the right head, and changes that another history has made.
     path.write_bytes(own + log_path(other.folder, 0).read_bytes()[len(own) :] * 2)
-    with pytest.raises(StorageError, match="does not follow change 1"):
+    with pytest.raises(StorageError, match="change 1, which does not follow change 1"):
+        LiveIndex.open(shop.folder)
+
+
+def test_a_change_follows_the_one_that_was_before_it(shop: Shop, tmp_path: Path) -> None:
+    """The second change of a copy, behind another first one: both are whole, and of the catalogue."""
+    shop.live.close()
+    shutil.copytree(shop.folder, tmp_path / "copy")
+    whole = []
+    for folder, number in ((shop.folder, 1), (tmp_path / "copy", 2)):
+        with LiveIndex.open(folder) as live:
+            live.remove([number])
+            end = live._tip.offset
+            live.remove([3])
+        whole.append(log_path(folder, 0).read_bytes())
+    log_path(shop.folder, 0).write_bytes(whole[0][:end] + whole[1][end:])
+    with pytest.raises(StorageError, match="change 2, which does not follow change 1"):
         LiveIndex.open(shop.folder)
 
 
@@ -251,21 +275,29 @@ def test_content_of_a_wrong_size_is_refused(shop: Shop, kind: int, content: byte
         LiveIndex.open(shop.folder)
 
 
-def test_a_reader_that_saw_what_was_never_acknowledged_sees_the_right_thing(shop: Shop) -> None:
+@pytest.mark.parametrize("instead", ["nothing", "as long", "longer", "as long, and more"])
+def test_a_reader_that_saw_what_was_never_acknowledged_sees_the_right_thing(
+    shop: Shop, instead: str
+) -> None:
     shop.add(3)
     with LiveIndex.open(shop.folder) as reader:
         tip = shop.live._tip
         kind, content = encode(Removal(np.array([1], np.uint32)))
-        append_record(shop.folder, tip, kind, content)  # and its writer dies before it is flushed
+        append_record(shop.folder, tip, kind, content)  # and its writer could not flush it
         reader.refresh()
         assert reader.num_present == 102
-        os.truncate(log_path(shop.folder, tip.log), tip.offset)  # as a power failure may do
-        shop.add(1)
-        shop.add(2)
+        os.truncate(log_path(shop.folder, tip.log), tip.offset)
+        if instead == "longer":
+            shop.add(1)
+        elif instead != "nothing":
+            shop.remove(1)
+        if "more" in instead:
+            shop.add(2)
         reader.refresh()
         shop.live, mine = reader, shop.live
         shop.check()
         shop.live = mine
+        assert reader.fault is None
 
 
 def test_a_reader_whose_logs_are_gone_begins_anew(shop: Shop) -> None:

@@ -221,6 +221,23 @@ def test_ties_by_the_ten_thousand(k: int) -> None:
         assert_same(top, reference.exhaustive(scores, codes, k), method)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("share", [0.7, 0.8, 0.995])
+def test_what_a_mask_hides_is_not_counted(share: float) -> None:
+    """The best are hidden: if they counted, the limit would fall below items that are wanted."""
+    rng = np.random.default_rng(8)
+    codes = rng.integers(0, 256, (40_000, 8)).astype(np.uint8)
+    scores = rng.standard_normal((8, 256)).astype(np.float32)
+    allow = rng.random(len(codes)) < share
+    allow[reference.exhaustive(scores, codes, 3000)[0]] = False
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    for k in (48, 200, 1000):
+        expected = reference.exhaustive(scores, codes, k, eligible=allow)
+        for method in ("scan", "auto"):
+            top = index.search_scores(scores, k, method=method, allow=allow)
+            assert_same(top, expected, (method, k))
+
+
 def test_where_many_are_wanted_few_others_are_scored() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, (200_000, 8)).astype(np.uint8)

@@ -64,12 +64,13 @@ def begin_log(folder: Path, identity: str, tip: Tip) -> Tip:
     return Tip(number, HEAD_BYTES, tip.sequence, tip.chain)
 
 
-def log_size(folder: Path, number: int) -> int:
-    """Return how many bytes a log has; −1 where there is none."""
+def log_stamp(folder: Path, number: int) -> tuple[int, int] | None:
+    """Return what changes whenever a log does: size and time; None where there is no such log."""
     try:
-        return log_path(folder, number).stat().st_size
+        found = log_path(folder, number).stat()
     except OSError:
-        return -1
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def read_logs(folder: Path, identity: str, tip: Tip, use: Callable[[LoggedChange], None]) -> Tip:
@@ -80,7 +81,7 @@ def read_logs(folder: Path, identity: str, tip: Tip, use: Callable[[LoggedChange
     """
     while True:
         # Asked first: where there is a later log, nothing more is written to this one.
-        is_last = log_size(folder, tip.log + 1) < 0
+        is_last = log_stamp(folder, tip.log + 1) is None
         content = _read_from(folder, identity, tip)
         for record in _records_in(content, tip, str(log_path(folder, tip.log)), is_last):
             use(record)
@@ -107,7 +108,12 @@ def _read_from(folder: Path, identity: str, tip: Tip) -> memoryview:
                 raise StorageError(
                     f"{path}: begins after change {sequence}, expected {tip.sequence}"
                 )
-            file.seek(tip.offset)
+            # Whoever has read a record that was never acknowledged finds another one in its place,
+            # or none.
+            file.seek(tip.offset - _CHECKSUM.size)
+            before = file.read(_CHECKSUM.size)
+            if tip.offset > HEAD_BYTES and before != _CHECKSUM.pack(tip.chain):
+                raise StorageError(f"{path}: change {tip.sequence} is not the one that was read")
             return memoryview(file.read())
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None

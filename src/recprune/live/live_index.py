@@ -27,7 +27,7 @@ from recprune.live.change_log import (
     append_record,
     begin_log,
     cut_off,
-    log_size,
+    log_stamp,
     read_logs,
 )
 from recprune.live.changes import (
@@ -108,6 +108,7 @@ class LiveIndex:
         self._generation = generation
         self._snapshot = generation.snapshot
         self._tip = generation.tip
+        self._log_stamp: tuple[int, int] | None = (0, 0)  # of the log when it was last read
         self._current_stamp = (0, 0)  # of the generation that was last looked at
         self._broken: str | None = None  # why nothing can be written any more
         self._unseen: str | None = None  # why changes of others are not seen
@@ -322,12 +323,12 @@ class LiveIndex:
             self._adopt(load_current(self.folder, self._generation.segments()))
 
     def _read_on(self) -> None:
-        size = log_size(self.folder, self._tip.log)
-        if size == self._tip.offset and log_size(self.folder, self._tip.log + 1) < 0:
+        stamp = log_stamp(self.folder, self._tip.log)
+        if stamp == self._log_stamp and log_stamp(self.folder, self._tip.log + 1) is None:
             return
-        if 0 <= size < self._tip.offset:
-            raise StorageError(f"{self.folder}: its log has become shorter")
         self._snapshot, self._tip = self._replayed(self._snapshot, self._tip)
+        # Of before it was read: what was written since changes it.
+        self._log_stamp = stamp
 
     def _replayed(self, snapshot: LiveSnapshot, tip: Tip) -> tuple[LiveSnapshot, Tip]:
         """Return a snapshot with all changes since a tip."""
