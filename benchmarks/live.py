@@ -14,16 +14,17 @@ it is on disk, and one by one, while another process waits for them.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.measure import model_of, write_result
+from benchmarks.proc import has_proc, status
 from recprune import Index, LiveIndex
 from recprune.commands.console import output, print_table
 from recprune.experiments.framework.machine import machine
@@ -32,24 +33,16 @@ from recprune.types import CodeArray, Float32Array, Json
 _BATCHES = 200  # that are added
 _SEEN = 50  # changes that another process is to see
 _COMPACTING = """
-import json, sys, threading, time
+import sys, time
 from recprune import LiveIndex
-
-def memory(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 / 1e9 for line in file if line.startswith(name))
-
 begun = time.perf_counter()
 live = LiveIndex.open(sys.argv[1], verify=False)
-found = {"opening_seconds": time.perf_counter() - begun, "opening_gigabytes": memory("VmHWM")}
-own, begun = 0.0, time.perf_counter()
-done = live.compact(threads=int(sys.argv[2]))
-while not done.done():
-    own = max(own, memory("RssAnon"))
-    time.sleep(0.005)
-done.result()
-found |= {"seconds": time.perf_counter() - begun, "gigabytes": memory("VmHWM")}
-print(json.dumps(found | {"own_gigabytes": own, "index": live.describe()}))
+print(time.perf_counter() - begun, flush=True)
+input()
+begun = time.perf_counter()
+live.compact(threads=int(sys.argv[2])).result()
+print(time.perf_counter() - begun, flush=True)
+input()
 """
 
 
@@ -132,9 +125,39 @@ def main() -> None:
 def _compacting(folder: Path, threads: int) -> Json:
     """Compact in a process of its own, and return what that took."""
     words = [sys.executable, "-c", _COMPACTING, str(folder), str(threads)]
-    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-    found: Json = json.loads(done.stdout)
-    return found
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        opening = float(process.stdout.readline())
+        opened = _gigabytes(process.pid, "VmHWM")
+        own = [_gigabytes(process.pid, "RssAnon")]
+        done = threading.Event()
+        watch = threading.Thread(target=_watch, args=(process.pid, own, done))
+        watch.start()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        seconds = float(process.stdout.readline())
+        done.set()
+        watch.join()
+        most = _gigabytes(process.pid, "VmHWM")
+        process.communicate("\n")
+    return {
+        "opening_seconds": opening,
+        "opening_gigabytes": opened,
+        "seconds": seconds,
+        "gigabytes": most,
+        "own_gigabytes": max(own),
+    }
+
+
+def _watch(pid: int, own: list[float], done: threading.Event) -> None:
+    while not done.wait(0.005):
+        own.append(_gigabytes(pid, "RssAnon"))
+
+
+def _gigabytes(pid: int, name: str) -> float:
+    return status(pid, name) / 1e9 if has_proc() else float("nan")
 
 
 def _adding(live: LiveIndex, codes: CodeArray, batch: int) -> Json:
