@@ -463,6 +463,7 @@ class SearchIndex {
             .changes = as_span(list_changes_),
             .codes = as_span(list_codes_),
             .items = as_span(list_items_),
+            .num_items = view_.num_items,
             .num_splits = view_.num_splits,
             .num_sub_items = view_.num_sub_items,
         };
