@@ -27,6 +27,12 @@ def memory(pid: int, beginning: str) -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(beginning))
 
 
+def status(pid: int, name: str) -> int:
+    """Return the bytes that the system counts for a process under a name: "VmHWM", "RssAnon"."""
+    lines = (_PROC / f"{pid}/status").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
 def loopback_bytes() -> int:
     """Return how many bytes this machine has sent to itself."""
     for line in (_PROC / "net/dev").read_text().splitlines():

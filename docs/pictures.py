@@ -1,14 +1,16 @@
-"""Draw the pictures of docs/search.md, from one seeded example that is really searched.
+"""Draw the pictures of docs/search.md and docs/catalogue.md, from one seeded example.
 
     python docs/pictures.py
 
-The same numbers give the same bytes: a picture changes only when what it shows does.
+The example is really searched. The same numbers give the same bytes: a picture changes only when
+what it shows does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -415,11 +417,58 @@ def draw_bars(axes: Axes, heights: Int64Array, limits: Int64Array, colours: list
     axes.hlines(limits, places - 0.42, places + 0.42, color=INK, linewidth=2)
 
 
+def draw_segments(catalogue: Catalogue) -> Figure:
+    """Draw a catalogue in segments, and what a search finds in each of them."""
+    names = ["a segment", "a smaller one", "the tail"]
+    cuts = [0, 1_500_000, 1_930_000, NUM_ITEMS]
+    rng = np.random.default_rng(SEED)
+    scores = reference.score_items(catalogue.scores, catalogue.codes, None)
+    figure, (lay, found) = plt.subplots(
+        1, 2, figsize=(9.5, 3.4), gridspec_kw={"width_ratios": [3, 2]}
+    )
+    best: Float32Array = np.empty(0, np.float32)
+    for place, (first, stop) in enumerate(pairwise(cuts)):
+        colour = BLUE if place < 2 else ORANGE
+        lay.add_patch(
+            Rectangle((first / 1e6, -place - 0.3), (stop - first) / 1e6, 0.6, color=colour)
+        )
+        gone = np.sort(
+            rng.permutation(stop - first)[: (stop - first) // 60_000 if place < 2 else 0]
+        )
+        for at in gone:
+            lay.add_patch(
+                Rectangle(((first + at) / 1e6, -place - 0.3), 0.004, 0.6, color="white", lw=0)
+            )
+        lay.text(first / 1e6, -place + 0.36, f"{names[place]}, {stop - first:,} items", color=INK)
+        own = np.sort(scores[first:stop])[::-1][:10]
+        floor = best[9] if len(best) >= 10 else -np.inf
+        for score in own:
+            enters = score >= floor
+            found.plot(
+                place, score, "o", ms=5, mec=colour, mfc=colour if enters else "white", alpha=0.9
+            )
+        best = np.sort(np.concatenate([best, own]))[::-1][:10]
+        found.plot([place + 0.12, place + 0.88], [best[9]] * 2, color=INK, lw=1.4)
+        if place == 0:
+            found.text(0.5, best[9], "floor\n", ha="center", va="bottom")
+    lay.set_xlim(-0.02, 2.4)
+    lay.set_ylim(-2.6, 0.8)
+    lay.set_yticks([])
+    lay.spines["left"].set_visible(False)
+    lay.set_xlabel("number of an item, millions; white: has left")
+    found.set_xticks(range(3), ["segment", "smaller", "tail"])
+    found.set_xlim(-0.4, 3.0)
+    found.set_ylabel("score")
+    found.set_title("the best 10 of each (hollow: too low)")
+    return figure
+
+
 PICTURES: dict[str, Callable[[Catalogue], Figure]] = {
     "deficits": draw_deficits,
     "filter": draw_filter,
     "cells": draw_cells,
     "ring": draw_ring,
+    "catalogue": draw_segments,
 }
 
 

@@ -33,6 +33,7 @@
 #include "layouts/lists.hpp"
 #include "layouts/posting_lists.hpp"
 #include "search.hpp"
+#include "segments.hpp"
 #include "util/parallel.hpp"
 #include "util/row_sums.hpp"
 #include "util/sort_log.hpp"
@@ -386,16 +387,68 @@ nb::ndarray<nb::numpy, const T, nb::ndim<1>> view_of(std::span<const T> values, 
     return {values.data(), {values.size()}, owner};
 }
 
+// What a search is asked, as the core takes it.
+recprune::Batch batch_of(const Matrix<float>& queries, bool are_scores,
+                         const recprune::BatchExclusions* exclude,
+                         const std::optional<Matrix<std::uint64_t>>& allow,
+                         const std::optional<Vector<float>>& floors,
+                         const recprune::BatchBoosts* boosts) {
+    recprune::Batch batch;
+    batch.queries = as_span(queries);
+    batch.num_queries = queries.shape(0);
+    batch.are_scores = are_scores;
+    batch.exclude = exclude;
+    batch.boosts = boosts;
+    if (allow) {
+        batch.allow = as_span(*allow);
+        batch.allow_rows = allow->shape(0);
+    }
+    if (floors) batch.floors = as_span(*floors);
+    return batch;
+}
+
+recprune::Request request_of(const MethodSettings& settings, std::size_t k) {
+    return {
+        .method = settings.method,
+        .k = k,
+        .sub_items_per_step = settings.sub_items_per_step,
+        .max_steps = settings.max_steps,
+        .over_inflation = settings.over_inflation,
+        .deadline_ns = settings.deadline_ns,
+        .kernels = &kernels_in_use(),
+    };
+}
+
+// Into arrays that the caller made: NumPy makes them faster than we could.
+recprune::Answers answers_in(const MutableMatrix<std::int64_t>& ids,
+                             const MutableMatrix<float>& scores,
+                             const MutableMatrix<std::int64_t>& records) {
+    return {
+        .ids = as_span(ids),
+        .scores = as_span(scores),
+        .records = {reinterpret_cast<recprune::Record*>(records.data()), records.shape(0)},
+    };
+}
+
 // Keeps the arrays of an index alive and searches them.
 class SearchIndex {
   public:
     SearchIndex(std::size_t num_items, const Cube<float>& transposed)
-        : transposed_(as_span(transposed)) {
+        : transposed_(std::make_shared<Output<float>>(as_span(transposed))) {
         view_.num_items = num_items;
         view_.num_splits = transposed.shape(0);
         view_.width = transposed.shape(1);
         view_.num_sub_items = transposed.shape(2);
-        view_.transposed = transposed_.span();
+        view_.transposed = transposed_->span();
+    }
+
+    // With the vectors of another one, which both keep: nothing is copied.
+    SearchIndex(std::size_t num_items, const SearchIndex& like) : transposed_(like.transposed_) {
+        view_.num_items = num_items;
+        view_.num_splits = like.view_.num_splits;
+        view_.width = like.view_.width;
+        view_.num_sub_items = like.view_.num_sub_items;
+        view_.transposed = transposed_->span();
     }
 
     void set_codes(Matrix<std::uint8_t> codes) {
@@ -426,6 +479,7 @@ class SearchIndex {
             .changes = as_span(list_changes_),
             .codes = as_span(list_codes_),
             .items = as_span(list_items_),
+            .num_items = view_.num_items,
             .num_splits = view_.num_splits,
             .num_sub_items = view_.num_sub_items,
         };
@@ -489,7 +543,6 @@ class SearchIndex {
         if (view_.cells) CellCheck(*view_.cells, view_.codes, sums).run(expected, threads);
     }
 
-    // Writes into arrays that the caller made: NumPy makes them faster than we could.
     void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
                 const MethodSettings& settings, const recprune::BatchExclusions* exclude,
                 const std::optional<Matrix<std::uint64_t>>& allow,
@@ -497,31 +550,9 @@ class SearchIndex {
                 const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
                 const MutableMatrix<std::int64_t>& records,
                 std::optional<MutableMatrix<std::uint8_t>> visited) const {
-        recprune::Batch batch;
-        batch.queries = as_span(queries);
-        batch.num_queries = queries.shape(0);
-        batch.are_scores = are_scores;
-        batch.exclude = exclude;
-        batch.boosts = boosts;
-        if (allow) {
-            batch.allow = as_span(*allow);
-            batch.allow_rows = allow->shape(0);
-        }
-        if (floors) batch.floors = as_span(*floors);
-        const recprune::Request request{
-            .method = settings.method,
-            .k = k,
-            .sub_items_per_step = settings.sub_items_per_step,
-            .max_steps = settings.max_steps,
-            .over_inflation = settings.over_inflation,
-            .deadline_ns = settings.deadline_ns,
-            .kernels = &kernels_in_use(),
-        };
-        recprune::Answers answers{
-            .ids = as_span(ids),
-            .scores = as_span(scores),
-            .records = {reinterpret_cast<recprune::Record*>(records.data()), batch.num_queries},
-        };
+        const recprune::Batch batch = batch_of(queries, are_scores, exclude, allow, floors, boosts);
+        const recprune::Request request = request_of(settings, k);
+        recprune::Answers answers = answers_in(ids, scores, records);
         if (visited) answers.visited = as_span(*visited);
         nb::gil_scoped_release unlocked;
         recprune::search_batch(view_, batch, request, threads, answers);
@@ -540,6 +571,8 @@ class SearchIndex {
                                            largest_boosts ? largest_boosts->data()[query] : 0.0f))
                 throw recprune::QueryOverflow(query);
     }
+
+    const recprune::IndexView& view() const { return view_; }
 
     // Lines of cells that the search of a query, given by its sub-item scores, would plan to visit.
     double planned_lines(const Matrix<float>& sub_item_scores, std::size_t k) const {
@@ -580,7 +613,7 @@ class SearchIndex {
   private:
     recprune::IndexView view_;
     // Every query reads these all over, and a file's pages are small: kept as copies.
-    Output<float> transposed_;
+    std::shared_ptr<Output<float>> transposed_;
     std::optional<Output<std::uint32_t>> cell_overflow_;
     Matrix<std::uint8_t> codes_;
     Matrix<std::uint16_t> wide_codes_;
@@ -603,6 +636,62 @@ class SearchIndex {
     Matrix<std::int64_t> posting_offsets_;
     Matrix<std::int32_t> posting_items_;
     Vector<float> item_bias_;
+};
+
+// Keeps the segments of a catalogue alive and searches them as one index.
+class SegmentedIndex {
+  public:
+    // The largest first; all of the same shape. Without `present`, all items of the index are.
+    void add(nb::object index, Vector<recprune::Item> numbers, Vector<recprune::Item> positions,
+             std::optional<Vector<std::uint64_t>> present, std::size_t num_present) {
+        const recprune::IndexView& view = nb::cast<const SearchIndex&>(index).view();
+        if (!segments_.empty()) {
+            const recprune::IndexView& first = *segments_.front().index;
+            if (view.num_splits != first.num_splits || view.num_sub_items != first.num_sub_items ||
+                view.width != first.width)
+                throw std::invalid_argument("segments differ in shape");
+        }
+        const std::size_t words = (view.num_items + recprune::kWordBits - 1) / recprune::kWordBits;
+        if (positions.size() != numbers.size() || (present && present->size() != words))
+            throw std::invalid_argument("numbers, positions and present items do not fit");
+        segments_.push_back({
+            .index = &view,
+            .numbers = {as_span(numbers), as_span(positions), view.num_items},
+            .present = present ? present->data() : nullptr,
+            .num_present = num_present,
+        });
+        kept_.push_back(
+            {std::move(index), std::move(numbers), std::move(positions), std::move(present)});
+    }
+
+    void search(const Matrix<float>& queries, bool are_scores, std::size_t k, std::size_t threads,
+                const MethodSettings& settings, const recprune::BatchExclusions* exclude,
+                const std::optional<Matrix<std::uint64_t>>& allow,
+                const std::optional<Vector<float>>& floors, const recprune::BatchBoosts* boosts,
+                const MutableMatrix<std::int64_t>& ids, const MutableMatrix<float>& scores,
+                const MutableMatrix<std::int64_t>& records) const {
+        if (segments_.empty()) throw std::invalid_argument("there are no segments");
+        const recprune::Batch batch = batch_of(queries, are_scores, exclude, allow, floors, boosts);
+        const recprune::Request request = request_of(settings, k);
+        const recprune::Answers answers = answers_in(ids, scores, records);
+        nb::gil_scoped_release unlocked;
+        recprune::search_batch(segments_, batch, request, threads, answers);
+    }
+
+    void check(std::size_t num_numbers) const {
+        nb::gil_scoped_release unlocked;
+        recprune::check_segments(segments_, num_numbers);
+    }
+
+  private:
+    struct Kept {
+        nb::object index;
+        Vector<recprune::Item> numbers;
+        Vector<recprune::Item> positions;
+        std::optional<Vector<std::uint64_t>> present;
+    };
+    std::vector<recprune::Segment> segments_;
+    std::vector<Kept> kept_;
 };
 
 // The fields of a Record in their order, and their types as NumPy names them.
@@ -721,6 +810,7 @@ void add_settings(nb::module_& module) {
 void add_index(nb::module_& module) {
     nb::class_<SearchIndex>(module, "SearchIndex")
         .def(nb::init<std::size_t, const Cube<float>&>(), "num_items"_a, "transposed"_a.noconvert())
+        .def(nb::init<std::size_t, const SearchIndex&>(), "num_items"_a, "like"_a)
         .def("set_codes", &SearchIndex::set_codes, "codes"_a.noconvert())
         .def("set_wide_codes", &SearchIndex::set_wide_codes, "codes"_a.noconvert())
         .def("set_gathered_codes", &SearchIndex::set_gathered_codes, "codes"_a.noconvert())
@@ -744,6 +834,20 @@ void add_index(nb::module_& module) {
              "threads"_a, "settings"_a, "exclude"_a.none(), "allow"_a.noconvert().none(),
              "floors"_a.noconvert().none(), "boosts"_a.none(), "ids"_a.noconvert(),
              "scores"_a.noconvert(), "records"_a.noconvert(), "visited"_a.noconvert().none());
+    nb::class_<SegmentedIndex>(module, "SegmentedIndex")
+        .def(nb::init<>())
+        .def("add", &SegmentedIndex::add, "index"_a, "numbers"_a.noconvert(),
+             "positions"_a.noconvert(), "present"_a.noconvert().none(), "num_present"_a,
+             nb::sig(
+                 "def add(self, index: SearchIndex, numbers: numpy.typing.NDArray[numpy.uint32], "
+                 "positions: numpy.typing.NDArray[numpy.uint32], "
+                 "present: numpy.typing.NDArray[numpy.uint64] | None, "
+                 "num_present: int) -> None"))
+        .def("search", &SegmentedIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,
+             "threads"_a, "settings"_a, "exclude"_a.none(), "allow"_a.noconvert().none(),
+             "floors"_a.noconvert().none(), "boosts"_a.none(), "ids"_a.noconvert(),
+             "scores"_a.noconvert(), "records"_a.noconvert())
+        .def("check", &SegmentedIndex::check, "num_numbers"_a);
 }
 
 }  // namespace

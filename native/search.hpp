@@ -343,13 +343,19 @@ inline std::size_t count_allowed(const Kernels& kernels, const std::uint64_t* al
     return kernels.count_bits(allow, (num_items + kWordBits - 1) / kWordBits);
 }
 
-inline Query query_of(const IndexView& index, const Batch& batch, const Kernels& kernels,
-                      std::size_t number, const float* sub_item_scores, std::size_t k) {
+// A query that may return every item.
+inline Query plain_query(const IndexView& index, const float* sub_item_scores, std::size_t k) {
     Query query{.sub_item_scores = sub_item_scores, .k = std::min(k, index.num_items)};
     if (!index.item_bias.empty()) {
         query.item_bias = index.item_bias.data();
         query.highest_bias = index.highest_bias;
     }
+    return query;
+}
+
+inline Query query_of(const IndexView& index, const Batch& batch, const Kernels& kernels,
+                      std::size_t number, const float* sub_item_scores, std::size_t k) {
+    Query query = plain_query(index, sub_item_scores, k);
     query.excluded = excluded_of(batch, number);
     if (batch.allow_rows > 0) {
         const std::size_t words = batch.allow.size() / batch.allow_rows;
@@ -390,17 +396,45 @@ inline void count_scored(const IndexView& index, std::size_t count, Stats& stats
     stats.bytes_touched += static_cast<std::int64_t>(count * code);
 }
 
-inline void search_one(const IndexView& index, const Batch& batch, const Request& request,
-                       std::size_t number, const Answers& answers) {
-    const auto begun = std::chrono::steady_clock::now();
-    const Limits limits = limits_of(request, begun);
-    const Boosts boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
-    const float* sub_item_scores = sub_item_scores_of(index, batch, request, number);
-    const auto scored = std::chrono::steady_clock::now();
+// What a query begins with, whatever it is that is searched.
+struct Start {
+    std::chrono::steady_clock::time_point begun;
+    std::chrono::steady_clock::time_point scored;  // when the sub-item scores were there
+    Limits limits;
+    const float* sub_item_scores;  // valid until the thread's next query
+    Boosts boosts;
+    float floor;
+};
+
+// Throws QueryOverflow for scores that cannot be added up with a bias of up to `largest_bias` in
+// magnitude.
+inline Start start_query(const IndexView& index, const Batch& batch, const Request& request,
+                         std::size_t number, float largest_bias) {
+    Start start;
+    start.begun = std::chrono::steady_clock::now();
+    start.limits = limits_of(request, start.begun);
+    start.boosts = batch.boosts ? batch.boosts->of_query(number) : Boosts{};
+    start.floor =
+        batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
+    start.sub_item_scores = sub_item_scores_of(index, batch, request, number);
+    start.scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-    if (!scores_are_safe(index, sub_item_scores, index.largest_bias, boosts.largest()))
+    if (!scores_are_safe(index, start.sub_item_scores, largest_bias, start.boosts.largest()))
         throw QueryOverflow(number);
-    Query query = query_of(index, batch, *request.kernels, number, sub_item_scores, request.k);
+    return start;
+}
+
+// The best items of one index, and how they were found.
+struct Found {
+    TopK top;
+    Stats stats;
+    Method method = Method::pqtopk;
+};
+
+// Finds the best items of an index that reach the floor. Boosts are by the index's own items.
+inline Found find_best(const IndexView& index, Query query, const Boosts& boosts,
+                       const Request& request, const Limits& limits, float floor,
+                       std::uint8_t* visited = nullptr) {
     BoostedItems boosted;
     if (boosts.set) {
         boosted = with_codes(index, [&](auto codes) {
@@ -408,25 +442,19 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
         });
         query.boosted = boosts.set;
     }
-    const float floor =
-        batch.floors.empty() ? -std::numeric_limits<float>::infinity() : batch.floors[number];
-    Stats stats;
-    if (!answers.visited.empty())
-        stats.visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
-    Method method = Method::pqtopk;
-    TopK top(query.k, std::max(floor, boosted.floor(query.k)));
-    if (query.k > 0) {  // else nothing is wanted, or nothing is there
-        // Where they are fewer than are wanted, each that is there leaves less to look for.
-        if (boosted.items.size() < query.k) boosted.offer_to(top);
-        method = answer(index, query, request, limits, top, stats);
-        boosted.offer_to(top);
-        count_scored(index, boosted.items.size(), stats);
-    }
-    write_top(top.sorted(), answers.ids.subspan(number * request.k, request.k),
-              answers.scores.subspan(number * request.k, request.k));
-    // Where more are wanted than there are items, none of them is the K-th.
-    const float threshold = request.k > query.k ? floor : top.threshold();
-    answers.records[number] = {
+    Found found{.top = TopK(query.k, std::max(floor, boosted.floor(query.k))),
+                .stats = {.visited = visited}};
+    if (query.k == 0) return found;  // nothing is wanted, or nothing is there
+    // Where they are fewer than are wanted, each that is there leaves less to look for.
+    if (boosted.items.size() < query.k) boosted.offer_to(found.top);
+    found.method = answer(index, query, request, limits, found.top, found.stats);
+    boosted.offer_to(found.top);
+    count_scored(index, boosted.items.size(), found.stats);
+    return found;
+}
+
+inline Record record_of(const Start& start, const Stats& stats, Method method, float threshold) {
+    return {
         .method = static_cast<std::int64_t>(method),
         .exact = stats.exact,
         .steps = stats.steps,
@@ -436,9 +464,26 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
         .threshold = threshold,
         // Boosted items may have raised the threshold since, and lost to it.
         .upper_bound = stats.exact ? threshold : std::max<double>(stats.upper_bound, threshold),
-        .nanoseconds = nanoseconds_between(begun, std::chrono::steady_clock::now()),
-        .sub_item_score_nanoseconds = nanoseconds_between(begun, scored),
+        .nanoseconds = nanoseconds_between(start.begun, std::chrono::steady_clock::now()),
+        .sub_item_score_nanoseconds = nanoseconds_between(start.begun, start.scored),
     };
+}
+
+inline void search_one(const IndexView& index, const Batch& batch, const Request& request,
+                       std::size_t number, const Answers& answers) {
+    const Start start = start_query(index, batch, request, number, index.largest_bias);
+    const Query query =
+        query_of(index, batch, *request.kernels, number, start.sub_item_scores, request.k);
+    std::uint8_t* visited = nullptr;
+    if (!answers.visited.empty())
+        visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
+    Found found =
+        find_best(index, query, start.boosts, request, start.limits, start.floor, visited);
+    write_top(found.top.sorted(), answers.ids.subspan(number * request.k, request.k),
+              answers.scores.subspan(number * request.k, request.k));
+    // Where more are wanted than there are items, none of them is the K-th.
+    const float threshold = request.k > query.k ? start.floor : found.top.threshold();
+    answers.records[number] = record_of(start, found.stats, found.method, threshold);
 }
 
 // Every query is answered whole by one thread, so nothing depends on their number.

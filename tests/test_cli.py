@@ -217,6 +217,43 @@ def test_an_index_is_built_described_and_searched(
     assert "--boosts: 'a' is not an item number" in capsys.readouterr().err
 
 
+def test_a_live_index_is_built_changed_compacted_and_searched(
+    arrays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, queries = str(arrays / "live"), str(arrays / "queries.npy")
+    files = [str(arrays / "codes.npy"), str(arrays / "embeddings.npy")]
+    names = arrays / "names.txt"
+    names.write_text("".join(f"item {number}\n" for number in range(500)))
+    assert main(["index", "build", *files, "--out", out, "--live", "--item-ids", str(names)]) == 0
+    more = arrays / "more.npy"
+    np.save(more, np.load(arrays / "codes.npy")[:2])
+    assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 2
+    assert "item_ids has 500 ids for 2 items" in capsys.readouterr().err
+    names.write_text("a\nb\n")
+    assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 0
+    assert "first number     500" in capsys.readouterr().out
+    assert main(["index", "remove", out, "3", "500"]) == 0
+    assert main(["index", "remove", out, "item 7", "--external", "--from", str(names)]) == 2
+    assert "'a': no such item is there" in capsys.readouterr().err
+    assert main(["index", "remove", out, "item 7", "b", "--external"]) == 0
+    assert main(["index", "remove", out, "x"]) == 2
+    assert "ID: 'x' is not an integer" in capsys.readouterr().err
+    assert main(["search", out, queries, "-k", "500", "--json"]) == 0
+    before = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main(["index", "compact", out]) == 0
+    assert main(["index", "info", out, "--verify"]) == 0
+    assert "numbers          502" in capsys.readouterr().out
+    assert main(["search", out, queries, "-k", "500", "--json"]) == 0
+    after = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for one, other in zip(before, after, strict=True):
+        assert (one["ids"], one["scores"]) == (other["ids"], other["scores"])
+        assert set(one["ids"]) == set(range(500)) - {3, 7} | {-1}
+        named = zip(one["ids"], one["external_ids"], strict=True)
+        assert all(name == (f"item {number}" if number >= 0 else None) for number, name in named)
+    assert main(["index", "build", *files, "--out", str(arrays / "x"), "--item-ids", "y"]) == 2
+    assert "--item-ids goes with --live" in capsys.readouterr().err
+
+
 def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Path) -> None:
     sizes = ["--splits", "4", "--sub-items", "16"]
     assert main(["codebook", str(log_file), "--out", str(arrays / "codebook"), *sizes]) == 0
@@ -238,6 +275,8 @@ def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Pa
         (["index", "build", "queries.npy", "embeddings.npy", "--out", "x"], "codes is float32"),
         (["index", "info", "codes.npy"], "not a saved index"),
         (["search", "nowhere", "queries.npy"], "nowhere: not a saved index"),
+        (["index", "add", "nowhere", "codes.npy"], "nowhere: not a live index"),
+        (["index", "compact", "nowhere"], "nowhere: not a live index"),
     ],
 )
 def test_mistakes_with_indexes_are_named(

@@ -6,16 +6,19 @@ the test's temporary folder has its number.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recprune import METHODS, Codebook, Index, InputError, assign_random
+from recprune import METHODS, Codebook, Index, InputError, LiveIndex, assign_random
 from recprune._native import instruction_sets
 from recprune.models.repeats import event_features
 from recprune.models.transitions import count_transitions
@@ -27,7 +30,9 @@ from recprune.search import reference
 from recprune.shards.answers import answer
 from recprune.shards.folder import load_shard, read_folder, shard_folder, write_shards
 from recprune.shards.wire import method_to_json, pack
+from recprune.storage import json_checksum, read_manifest
 from recprune.types import RecpruneError
+from tests.support.live_cases import Shop
 from tests.support.small_models import walks
 from tests.support.strangers import Stranger
 
@@ -78,6 +83,19 @@ def save_recommender(folder: Path, ids: str) -> None:
     Recommender.from_model(prepared, model, settings).save(folder)
 
 
+def save_live(folder: Path, ids: str) -> None:
+    """Two segments, from which items have left, and changes in a log."""
+    shape = {"num_items": 300, "has_bias": True, "ids": ids, "num_sub_items": 10}
+    shop = Shop(folder, np.random.default_rng(3), **shape)
+    shop.remove(20)
+    shop.add(40)
+    shop.seal()
+    shop.add(10)
+    shop.remove(10)
+    shop.replace(10)
+    shop.live.close()
+
+
 # Using what was not refused ----------------------------------------------------------------------
 
 
@@ -124,6 +142,54 @@ def try_shards(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch
         settings = [False, 5, method_to_json(METHODS["auto"]), 1]
         answer(index, pack(settings, [query, *[None] * 7]))
     assert count == whole.num_items
+
+
+def try_live(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    """As a stranger would have it: the generation names the segments by the checksums they have."""
+    patch.setenv("RECPRUNE_ISA", str(rng.choice(ISAS)))
+    copy = folder.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    for place in (copy / "generations").iterdir():
+        with suppress(RecpruneError, LookupError, TypeError, ValueError):
+            manifest = read_manifest(place)
+            for entry in manifest["settings"]["segments"]:
+                entry[1] = read_manifest(copy / "segments" / f"{entry[0]:08}")["sha256"]
+            del manifest["sha256"]
+            manifest["sha256"] = json_checksum(manifest)
+            (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with LiveIndex.open(copy, verify=bool(rng.integers(2))) as live:
+        for _ in range(2):
+            use_live(live, rng)
+            more = live.snapshot().item_codes(live.snapshot().numbers()[:3])
+            names: Any = [10**6, 10**6 + 1, 10**6 + 2]
+            names = {"none": None, "integers": names, "strings": [*map(str, names)]}
+            added = live.add(more, item_ids=names[live.snapshot().id_kind])
+            live.replace(added[1:2], more[:1])
+            live.remove(added)
+            use_live(live, rng)
+            live.compact().result()
+
+
+def use_live(live: LiveIndex, rng: np.random.Generator) -> None:
+    snapshot = live.snapshot()
+    numbers = snapshot.numbers()
+    assert len(np.unique(numbers)) == len(numbers) == snapshot.num_present
+    codes, bias = snapshot.item_codes(numbers), snapshot.item_bias(numbers)
+    if snapshot.id_kind != "none":
+        names: Any = snapshot.external_ids(numbers)
+        snapshot.find(names)
+    scores = rng.standard_normal((snapshot.num_splits, snapshot.num_sub_items)).astype(np.float32)
+    k = int(rng.choice([1, 10, 60, len(numbers) + 3]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        places, totals = reference.exhaustive(scores, codes, k, bias=bias)
+    try:
+        top = snapshot.search_scores(scores, k)
+    except InputError:  # scores overflow
+        return
+    found = top.ids >= 0
+    assert np.array_equal(top.ids[found], numbers[places])
+    assert np.array_equal(top.scores[found].view(np.uint32), totals.view(np.uint32))
 
 
 def try_prepared(folder: Path, _: np.random.Generator, __: pytest.MonkeyPatch) -> None:
@@ -176,6 +242,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "few splits": (lambda to: save_index(to, "full", 5, 1, bias=False), try_index, 40),
     "wide": (lambda to: save_index(to, "full", 300, 3, bias=True), try_index, 50),
     "shards": (save_shards, try_shards, 50),
+    "live": (lambda to: save_live(to, "strings"), try_live, 60),
+    "live, integers": (lambda to: save_live(to, "integers"), try_live, 30),
     "prepared": (lambda to: save_prepared(to, "strings"), try_prepared, 100),
     "prepared, integers": (lambda to: save_prepared(to, "integers"), try_prepared, 40),
     "codebook": (lambda to: assign_random(50, num_splits=2, num_sub_items=9).save(to), try_codebook, 40),

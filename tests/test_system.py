@@ -38,6 +38,11 @@ for _ in range(2):  # the second one takes the place of the first
 queries = rng.standard_normal((3, 8)).astype(np.float32)
 found = recprune.Index.load("index").search(queries, 5)
 assert (found.ids == index.search(queries, 5, method="pqtopk").ids).all()
+with recprune.LiveIndex.create("live", codes[:400], index.sub_item_embeddings()) as live:
+    live.add(codes[400:])
+    live.compact().result()
+with recprune.LiveIndex.open("live") as live:
+    assert (live.search(queries, 5).ids == found.ids).all()
 """
 
 
@@ -97,7 +102,7 @@ def test_what_only_linux_has_is_called_in_one_place() -> None:
 
 def test_the_library_needs_no_linux(elsewhere: dict[str, str], tmp_path: Path) -> None:
     run([sys.executable, "-c", LIBRARY], elsewhere, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "live"]
 
 
 def test_the_command_line_needs_no_linux(elsewhere: dict[str, str], tmp_path: Path) -> None:

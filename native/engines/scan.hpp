@@ -45,10 +45,11 @@ class ListScan {
           sorted_row_{layout.bases.data(), layout.changes.data(), second_deficits_.data()},
           rows_(num_code_rows(layout.num_splits)),
           near_(kernels.refinements > 0 ? rows_.size() : std::min(kUsualNear, rows_.size())),
-          counts_first_(wants_many(query) && !query.allow && !query.item_bias &&
-                        limits.over_inflation == 0.0 && !limits.has_deadline()),
-          // Any of the first may be excluded.
-          candidates_(query.k + query.num_hidden()) {
+          counts_first_(wants_many(query) && !query.item_bias && limits.over_inflation == 0.0 &&
+                        !limits.has_deadline() && may_guess(query, limits, layout, stats)),
+          // Any of the first may be excluded, and as many hidden as a mask hides elsewhere.
+          candidates_(static_cast<std::size_t>(static_cast<double>(query.k + query.num_hidden()) *
+                                               items_per_allowed(query, layout))) {
         for (std::size_t b = 0; b < layout.num_sub_items; ++b)
             order_[b] = static_cast<std::uint16_t>(b);
     }
@@ -56,6 +57,16 @@ class ListScan {
     // Scans until nothing is left that could enter the top K, or a limit is reached, which
     // stats.exact then tells apart.
     void run() {
+        scan_lists();
+        if (!counts_first_ || !query_.allow || is_confirmed()) return;
+        // Of the items that were counted, the mask hid more than was to be expected.
+        counts_first_ = quantised_ = false;
+        num_done_ = 0;
+        scan_lists();
+    }
+
+  private:
+    void scan_lists() {
         top_.settle();
         if (top_.full() || counts_first_) tighten();  // others may have found more
         sort_up_to(may_stop() ? layout_.num_sub_items
@@ -73,7 +84,13 @@ class ListScan {
         finish();
     }
 
-  private:
+    // Whether what was rejected is too far from the best for the threshold that was found, however
+    // it came to be rejected.
+    bool is_confirmed() const {
+        return top_.full() &&
+               std::min(deficits_.slack(top_.threshold()), deficits_.range()) <= least_slack_;
+    }
+
     // All found by trial; benchmarks/search.py shows their effect, and no result hangs on them.
     // Lists that are sorted by score: after these, the threshold is good enough.
     static constexpr std::size_t kBestLists = 8;
@@ -97,6 +114,8 @@ class ListScan {
     // as fast as they come, and for more there should be no room.
     static constexpr std::size_t kFewestCounted = 48;
     static constexpr std::size_t kMostCounted = 65'536;
+    // Items for each allowed one up to which candidates are counted under a mask.
+    static constexpr double kMostPerAllowed = 1.15;
     // Tables are made anew when the slack is less than this share of what they were made for.
     static constexpr double kWornShare = 0.75;
 
@@ -114,6 +133,24 @@ class ListScan {
     static bool wants_many(const Query& query) {
         return query.k >= kFewestCounted && query.k <= kMostCounted &&
                query.num_hidden() <= query.k;
+    }
+
+    // Items for each that the mask allows.
+    static double items_per_allowed(const Query& query, const ListLayout& layout) {
+        if (!query.allow) return 1.0;
+        return static_cast<double>(layout.num_items) /
+               static_cast<double>(std::max<std::size_t>(query.num_allowed, 1));
+    }
+
+    // Under a mask, candidates are counted as if it hid as many of them as of all items, which has
+    // to be confirmed in the end. That guess is worth it where few are hidden, there are more than
+    // are wanted, and nothing would stop a second scan.
+    static bool may_guess(const Query& query, const Limits& limits, const ListLayout& layout,
+                          const Stats& stats) {
+        const auto steps = static_cast<std::int64_t>(2 * layout.num_sub_items);
+        return !query.allow || (items_per_allowed(query, layout) <= kMostPerAllowed &&
+                                query.num_allowed >= 2 * (query.k + query.num_hidden()) &&
+                                limits.max_steps - stats.steps >= steps);
     }
 
     // Whether a limit could be reached before the lists are done: then they are all sorted.
@@ -357,6 +394,7 @@ class ListScan {
                 slack = std::min(slack, deficits_.slack_of_counted(counted));
         }
         slack = slack_ = std::min(slack, deficits_.range());
+        least_slack_ = std::min(least_slack_, slack);
         if (!quantised_ || slack < kWornShare * slack_of_tables_) {
             const double units = deficits_.units();
             deficits_.quantise(slack);
@@ -407,6 +445,7 @@ class ListScan {
     bool quantised_ = false;
     int limit_ = 0;
     double slack_ = std::numeric_limits<double>::infinity();
+    double least_slack_ = std::numeric_limits<double>::infinity();  // so far
     double slack_of_tables_ = 0.0;
 };
 

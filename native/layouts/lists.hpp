@@ -34,6 +34,7 @@ struct ListLayout {
     std::span<const std::uint64_t> changes;       // [num_blocks]: the ranks, see SortedRow
     std::span<const std::uint8_t> codes;          // [num_splits − 2][num_blocks][64]
     std::span<const Item> items;                  // [num_blocks][64]
+    std::size_t num_items;                        // without padding
     std::size_t num_splits;
     std::size_t num_sub_items;
 

@@ -364,8 +364,8 @@ class BuiltIndex {
                 first, last, second, list_items_, bases_, changes_,
                 std::span(second_codes_).subspan(list * kMaxNarrowSubItems, kMaxNarrowSubItems));
         }
-        view_.lists = ListLayout{block_offsets_, second_codes_, bases_,     changes_,
-                                 rows_,          list_items_,   num_splits, num_sub_items};
+        view_.lists = ListLayout{block_offsets_, second_codes_,   bases_,     changes_,     rows_,
+                                 list_items_,    view_.num_items, num_splits, num_sub_items};
     }
 
     void build_cell_layout() {

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from recprune.evaluation.comparison import Comparison, compare
     from recprune.evaluation.evaluation import Evaluation
     from recprune.evaluation.metrics import RankedUsers
+    from recprune.live.live_index import LiveIndex
+    from recprune.live.snapshot import LiveSnapshot
     from recprune.models.settings import ModelSettings, Settings, TrainingSettings
     from recprune.preparation.codebook import (
         Codebook,
@@ -94,6 +96,8 @@ __all__ = [
     "InterruptedWorkError",
     "ItemKNN",
     "LeftOut",
+    "LiveIndex",
+    "LiveSnapshot",
     "MarkovChain",
     "MissingExtraError",
     "ModelSettings",
@@ -171,6 +175,8 @@ _HOMES = {
     "InterruptedWorkError": "types",
     "ItemKNN": "evaluation.baselines.item_knn",
     "LeftOut": "data.interactions",
+    "LiveIndex": "live.live_index",
+    "LiveSnapshot": "live.snapshot",
     "METHODS": "search.methods",
     "MarkovChain": "evaluation.baselines.markov_chain",
     "MissingExtraError": "types",

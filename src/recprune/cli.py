@@ -84,12 +84,13 @@ COMMANDS = {
         "and make one report of them. Interrupted runs go on where they stopped.",
     ),
     "index": (
-        "build an index from codes and vectors, or look at one",
-        "Build an index for exact search from NumPy files, or look at a saved one.",
+        "build an index from codes and vectors, change or look at one",
+        "Build an index for exact search from NumPy files, look at a saved one, or add items to a "
+        "live one and remove some.",
     ),
     "search": (
         "find the exact top K in a saved index",
-        "Search a saved index with sequence embeddings from a NumPy file.",
+        "Search a saved or live index with sequence embeddings from a NumPy file.",
     ),
 }
 

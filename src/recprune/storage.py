@@ -412,6 +412,25 @@ def writing_file(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing_folder(folder: str | Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; on success it becomes `folder`, which is new or empty.
+
+    For what changes later: anything else is a saved folder, and written by `save_folder`.
+    """
+    target = Path(os.path.realpath(folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        _flush_folder(temporary)
+        temporary.rename(target)
+        _flush_folder(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def _put_in_place(temporary: Path, target: Path) -> None:
     """Make `temporary` appear as `target` in one step; what was there takes its name."""
     try:

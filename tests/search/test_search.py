@@ -221,6 +221,30 @@ def test_ties_by_the_ten_thousand(k: int) -> None:
         assert_same(top, reference.exhaustive(scores, codes, k), method)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("share", [0.8, 0.9, 0.995])
+@pytest.mark.parametrize("hidden", [0, 30, 300, 3000])
+def test_what_a_mask_hides_among_the_best(share: float, hidden: int) -> None:
+    """More than it hides elsewhere: then counting tells of a limit that is too low."""
+    rng = np.random.default_rng(8)
+    codes = rng.integers(0, 256, (80_000, 8)).astype(np.uint8)
+    scores = rng.standard_normal((8, 256)).astype(np.float32)
+    allow = rng.random(len(codes)) < share
+    allow[reference.exhaustive(scores, codes, hidden)[0]] = False
+    index = Index.build(codes, np.ones((8, 256, 1), np.float32))
+    for k in (48, 200, 1000):
+        expected = reference.exhaustive(scores, codes, k, eligible=allow)
+        for method in ("scan", "auto"):
+            top = index.search_scores(scores, k, method=method, allow=allow)
+            assert_same(top, expected, (method, k))
+            assert top.stats.exact.all()
+        for steps in (3, 300, 600):
+            top = index.search_scores(scores, k, method=Scan(max_steps=steps), allow=allow)
+            missing = ~np.isin(expected[0], top.ids)
+            assert (expected[1][missing] <= top.stats.upper_bound[0]).all()
+            assert not (top.stats.exact[0] and missing.any())
+
+
 def test_where_many_are_wanted_few_others_are_scored() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, (200_000, 8)).astype(np.uint8)

@@ -26,6 +26,7 @@ TESTS = (
     "tests/evaluation",
     "tests/models",
     "tests/search/test_saved_index.py",
+    "tests/live",
     "tests/training/test_tensors.py",
     "tests/training/test_tuning.py",
     "tests/experiments/peers",

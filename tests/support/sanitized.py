@@ -18,5 +18,5 @@ if __name__ == "__main__":
     import recprune
 
     assert sys.argv[1] in recprune.__file__
-    tests = ["tests/test_native.py", "tests/search", "tests/test_strangers.py"]
+    tests = ["tests/test_native.py", "tests/search", "tests/live", "tests/test_strangers.py"]
     sys.exit(pytest.main([*(sys.argv[2:] or tests), "-q", "-p", "no:cacheprovider"]))

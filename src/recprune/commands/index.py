@@ -1,4 +1,4 @@
-"""`recprune index`: build an index, in one piece or in shards, or look at one."""
+"""`recprune index`: build an index, in one piece, live or in shards; change or look at one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from recprune.commands.live_actions import add_live_actions, read_ids
+from recprune.live.generation import is_live
+from recprune.live.live_index import LiveIndex
 from recprune.preparation.codebook import Codebook
 from recprune.search.index import KIND, Index
 from recprune.search.index_arrays import Layout
@@ -19,7 +22,7 @@ from recprune.shards.folder import (
     write_shards,
 )
 from recprune.storage import check_target, read_npy
-from recprune.types import Json
+from recprune.types import InputError, Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which is full",
     )
     build.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    build.add_argument(
+        "--live", action="store_true", help="as a live index, to which items can be added later"
+    )
+    build.add_argument(
+        "--item-ids",
+        metavar="FILE",
+        help="external ids of a live index: an .npy file, or text with one in a line",
+    )
     build.set_defaults(action_run=_build)
+    add_live_actions(actions)
     shard = actions.add_parser("shard", help="write an index in shards, to be searched on Ray")
     shard.add_argument(
         "codes",
@@ -82,16 +94,30 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _build(parsed: argparse.Namespace) -> None:
-    check_target(parsed.out, kind=KIND)
+    if parsed.item_ids and not parsed.live:
+        raise InputError("--item-ids goes with --live: other indexes know items by their numbers")
+    if not parsed.live:
+        check_target(parsed.out, kind=KIND)
     codes = (
         Codebook.load(parsed.codes).codes if Path(parsed.codes).is_dir() else read_npy(parsed.codes)
     )
+    embeddings = read_npy(parsed.embeddings)
+    bias = read_npy(parsed.item_bias) if parsed.item_bias else None
+    if parsed.live:
+        live = LiveIndex.create(
+            parsed.out,
+            codes,
+            embeddings,
+            item_bias=bias,
+            item_ids=read_ids(parsed.item_ids) if parsed.item_ids else None,
+            layout=parsed.layout,
+            threads=parsed.threads,
+        )
+        _print_lines(live.describe())
+        live.close()
+        return
     index = Index.build(
-        codes,
-        read_npy(parsed.embeddings),
-        item_bias=read_npy(parsed.item_bias) if parsed.item_bias else None,
-        layout=parsed.layout,
-        threads=parsed.threads,
+        codes, embeddings, item_bias=bias, layout=parsed.layout, threads=parsed.threads
     )
     index.save(parsed.out)
     _print_lines(index.describe())
@@ -128,6 +154,10 @@ def _shard(parsed: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
+    if is_live(parsed.index):
+        with LiveIndex.open(parsed.index, verify=parsed.verify) as live:
+            _print_lines(live.describe())
+        return
     if is_sharded(parsed.index):
         sharded = read_folder(parsed.index)
         for shard in sharded.shards if parsed.verify else ():

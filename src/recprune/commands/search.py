@@ -1,4 +1,4 @@
-"""`recprune search`: the exact top K from a saved index."""
+"""`recprune search`: the exact top K from a saved index, or from a live one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import math
 import numpy as np
 
 from recprune.commands.answer_options import parse_boosts
+from recprune.live.generation import is_live
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot import LiveSnapshot
 from recprune.search.index import Index
 from recprune.search.methods import METHODS
 from recprune.storage import read_npy
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    index = Index.load(parsed.index)
+    index = _open(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
     boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
     top = index.search(
@@ -51,11 +54,20 @@ def run(parsed: argparse.Namespace) -> None:
             "exact": bool(top.stats.exact[query]),
             "microseconds": round(float(microseconds[query]), 1),
         }
+        if isinstance(index, LiveSnapshot) and index.id_kind != "none":
+            answer["external_ids"] = index.external_ids(top.ids[query])
         if parsed.json:
             print(json.dumps(answer))  # noqa: T201
         else:
             found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
             print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
+
+
+def _open(folder: str) -> Index | LiveSnapshot:
+    if not is_live(folder):
+        return Index.load(folder)
+    with LiveIndex.open(folder) as live:
+        return live.snapshot()
 
 
 def _boosts(given: tuple[list[str], list[float]]) -> tuple[list[int], list[float]]:

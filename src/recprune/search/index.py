@@ -34,18 +34,18 @@ from recprune.search.methods import (
     Method,
     RecJPQPrune,
     Scan,
-    native_settings,
 )
 from recprune.search.posting_lists import build_posting_lists
 from recprune.search.question import (
     QueryName,
     Question,
     ScoreOverflowError,
+    answer_natively,
     checked_question,
     largest_boosts,
 )
 from recprune.search.reference import score_items
-from recprune.search.top_k import RECORD_WORDS, SearchStats, TopK
+from recprune.search.top_k import TopK
 from recprune.storage import Saved, load_folder, reading_threads, save_folder
 from recprune.types import (
     CodeArray,
@@ -72,8 +72,12 @@ class Index:
         num_items: int,
         num_sub_items: int,
         layout: Layout,
+        like: Index | None = None,
     ) -> None:
-        """Use `Index.build` or `Index.load`; `arrays` are taken over."""
+        """Use `Index.build` or `Index.load`; `arrays` are taken over.
+
+        The native core makes a copy of the vectors, or shares that of an index with the same ones.
+        """
         for array in arrays.values():
             frozen(array)
         self._arrays = arrays
@@ -87,7 +91,7 @@ class Index:
         self._has_posting_lists = False
         self._finds_codes = "codes" in arrays or not num_items  # of single items
         self._lock = threading.Lock()  # for what is built on first use
-        self._native = _native.SearchIndex(num_items, transposed)
+        self._native = _native.SearchIndex(num_items, transposed if like is None else like.core)
         if "codes" in arrays:
             wide = arrays["codes"].dtype == np.uint16
             (self._native.set_wide_codes if wide else self._native.set_codes)(arrays["codes"])
@@ -151,6 +155,27 @@ class Index:
         num_sub_items = sub_item_embeddings.shape[1]
         arrays: dict[str, NDArray[Any]] = {"transposed_embeddings": transposed}
         return cls(arrays, num_items=0, num_sub_items=num_sub_items, layout="full")
+
+    @classmethod
+    def of_codes(cls, codes: CodeArray, like: Index, item_bias: Float32Array | None) -> Index:
+        """Return an index of codes alone, made at once: they are looked at one after the other.
+
+        Codes and biases are taken over, and must be such as those of the index that it is like,
+        with which it shares the vectors.
+        """
+        arrays: dict[str, NDArray[Any]] = {
+            "transposed_embeddings": like._arrays["transposed_embeddings"],
+            "codes": codes,
+        }
+        if item_bias is not None:
+            arrays["item_bias"] = item_bias
+        return cls(
+            arrays,
+            num_items=len(codes),
+            num_sub_items=like.num_sub_items,
+            layout=like.layout,
+            like=like,
+        )
 
     @classmethod
     def from_faiss(cls, index_pq: Any, *, layout: Layout = "auto", threads: int = 1) -> Index:
@@ -285,6 +310,11 @@ class Index:
         return tables[0] if single else tables
 
     @property
+    def core(self) -> _native.SearchIndex:
+        """What the native core searches; it lives as long as this index."""
+        return self._native
+
+    @property
     def has_lists(self) -> bool:
         """Whether there are the lists that a scan reads."""
         return "list_offsets" in self._arrays
@@ -343,41 +373,14 @@ class Index:
             top = self._answer_dense(question, question.method)
         else:
             if type(question.method) is not Auto:
-                self._require_parts(question.method)
+                self.require_parts(question.method)
             if question.boosts is not None and not self._finds_codes:
-                self._gather_codes()
-            top = self._answer_natively(question, visited)
+                self.find_codes()
+            top = answer_natively(self._native.search, question, visited)
         return TopK(top.ids[0], top.scores[0], top.stats) if question.single else top
 
-    def _answer_natively(self, question: Question, visited: NDArray[np.uint8] | None) -> TopK:
-        count, k = len(question.queries), question.k
-        ids = np.empty((count, k), np.int64)
-        scores = np.empty((count, k), np.float32)
-        records = np.empty((count, RECORD_WORDS), np.int64)
-        try:
-            self._native.search(
-                question.queries,
-                question.are_scores,
-                k,
-                question.threads,
-                native_settings(question.method),
-                question.exclude,
-                question.allow,
-                question.floors,
-                question.boosts,
-                ids,
-                scores,
-                records,
-                visited,
-            )
-        except ValueError as error:
-            if isinstance(error, _native.QueryOverflowError):
-                question.refuse_infinite()  # NaN and infinity end up there too
-                raise ScoreOverflowError(str(error), vars(error)["query"]) from None
-            raise InputError(str(error)) from None
-        return TopK(ids, scores, SearchStats(records))
-
-    def _require_parts(self, method: Method) -> None:
+    def require_parts(self, method: Method) -> None:
+        """Refuse a method that needs what this layout or these codes do not have."""
         if isinstance(method, Cells) and not self._may_have_cells():
             raise InputError(
                 "method cells needs the full or slim layout and 4 to 16 splits of at most 256 "
@@ -403,7 +406,8 @@ class Index:
             max(self.num_items, CELLS_FOR_ALL), self.num_splits, self.num_sub_items
         )
 
-    def _gather_codes(self) -> None:
+    def find_codes(self) -> None:
+        """Make sure that the code of a single item can be found, which boosts need."""
         with self._lock:
             if not self._finds_codes:
                 # A byte an item and split that only boosts need: lists find no item by its id.

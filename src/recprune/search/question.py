@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -21,8 +22,8 @@ from recprune.search.checks import (
     checked_threads,
     refuse_infinite,
 )
-from recprune.search.methods import Method, find_method
-from recprune.search.top_k import TopK
+from recprune.search.methods import Method, find_method, native_settings
+from recprune.search.top_k import RECORD_WORDS, SearchStats, TopK
 from recprune.types import Boosts, Float32Array, InputError
 
 QueryName: TypeAlias = Literal["sequence_embeddings", "sequence_embedding", "sub_item_scores"]
@@ -39,10 +40,14 @@ class ScoreOverflowError(InputError):
 class IndexShape(Protocol):
     """What a question is checked against."""
 
-    num_items: int
-    num_splits: int
-    num_sub_items: int
-    width: int
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_splits(self) -> int: ...
+    @property
+    def num_sub_items(self) -> int: ...
+    @property
+    def width(self) -> int: ...
 
 
 class Searchable(IndexShape, Protocol):
@@ -123,6 +128,39 @@ def checked_question(
         checked_floor(floor, len(rows)),
         checked_boosts(boosts, len(rows), single, index.num_items),
     )
+
+
+def answer_natively(search: Callable[..., None], question: Question, *more: Any) -> TopK:
+    """Have the native core answer a question: `search` is that of what is searched.
+
+    `more` are arguments that it takes beyond those of all.
+    """
+    count, k = len(question.queries), question.k
+    ids = np.empty((count, k), np.int64)
+    scores = np.empty((count, k), np.float32)
+    records = np.empty((count, RECORD_WORDS), np.int64)
+    try:
+        search(
+            question.queries,
+            question.are_scores,
+            k,
+            question.threads,
+            native_settings(question.method),
+            question.exclude,
+            question.allow,
+            question.floors,
+            question.boosts,
+            ids,
+            scores,
+            records,
+            *more,
+        )
+    except ValueError as error:
+        if isinstance(error, _native.QueryOverflowError):
+            question.refuse_infinite()  # NaN and infinity end up there too
+            raise ScoreOverflowError(str(error), vars(error)["query"]) from None
+        raise InputError(str(error)) from None
+    return TopK(ids, scores, SearchStats(records))
 
 
 def eligible(question: Question, number: int, num_items: int) -> NDArray[np.bool_]:

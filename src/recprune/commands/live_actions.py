@@ -1,0 +1,102 @@
+"""The actions of `recprune index` that change a live index."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recprune.data.identifiers import MOST_DIGITS, ExternalId
+from recprune.live.live_index import LiveIndex
+from recprune.storage import read_npy
+from recprune.types import InputError, Int64Array, Json
+
+_IDS_HELP = "external ids: an .npy file, or text with one in a line"
+
+
+def add_live_actions(actions: Any) -> None:
+    """Add `add`, `remove` and `compact` to the actions of a parser."""
+    add = actions.add_parser("add", help="add items to a live index")
+    add.add_argument("index", metavar="FOLDER")
+    add.add_argument("codes", metavar="CODES", help=".npy of uint8 or uint16 [n, M]")
+    add.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
+    add.add_argument("--item-ids", metavar="FILE", help=_IDS_HELP)
+    add.set_defaults(action_run=_add)
+    remove = actions.add_parser("remove", help="remove items from a live index")
+    remove.add_argument("index", metavar="FOLDER")
+    remove.add_argument("ids", nargs="*", metavar="ID", help="numbers of items")
+    remove.add_argument("--from", dest="file", metavar="FILE", help="ids from an .npy or text file")
+    remove.add_argument("--external", action="store_true", help="ids are external ones")
+    remove.set_defaults(action_run=_remove)
+    compact = actions.add_parser(
+        "compact", help="make a live index one piece again, without what was removed"
+    )
+    compact.add_argument("index", metavar="FOLDER")
+    compact.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    compact.set_defaults(action_run=_compact)
+
+
+def read_ids(path: str, *, integers: bool | None = None) -> list[Any] | Int64Array:
+    """Return ids from an array, or from the lines of a text; None: integers only from an array."""
+    if path.endswith(".npy"):
+        array = read_npy(path)
+        if array.ndim != 1 or array.dtype.kind not in "iuU":
+            raise InputError(f"{path}: holds {array.dtype}{list(array.shape)}, expected ids [n]")
+        return np.array(array, np.int64) if array.dtype.kind in "iu" else array.tolist()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    return [as_number(line, path) for line in lines] if integers else lines
+
+
+def as_number(text: str, where: str) -> int:
+    """Return the integer that a text stands for."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS):
+        raise InputError(f"{where}: {text!r} is not an integer")
+    return int(text)
+
+
+def _add(parsed: argparse.Namespace) -> None:
+    with LiveIndex.open(parsed.index) as live:
+        ids = None
+        if parsed.item_ids:
+            ids = read_ids(parsed.item_ids, integers=live.snapshot().id_kind == "integers")
+        bias = read_npy(parsed.item_bias) if parsed.item_bias else None
+        numbers = live.add(read_npy(parsed.codes), bias, item_ids=ids)
+        live.maintain()
+        first = numbers[0] if len(numbers) else live.num_items
+        _say(live, {"added": len(numbers), "first_number": int(first)})
+
+
+def _remove(parsed: argparse.Namespace) -> None:
+    with LiveIndex.open(parsed.index) as live:
+        integers = not parsed.external or live.snapshot().id_kind == "integers"
+        given: list[ExternalId] = [
+            as_number(text, "ID") if integers else text for text in parsed.ids
+        ]
+        if parsed.file:
+            given += list(read_ids(parsed.file, integers=integers))
+        numbers = live.find(given) if parsed.external else np.array(given, np.int64)
+        if parsed.external and (numbers < 0).any():
+            raise InputError(f"{given[int((numbers < 0).argmax())]!r}: no such item is there")
+        live.remove(numbers)
+        _say(live, {"removed": len(numbers)})
+
+
+def _compact(parsed: argparse.Namespace) -> None:
+    with LiveIndex.open(parsed.index) as live:
+        live.compact(threads=parsed.threads).result()
+        _say(live, {})
+
+
+def _say(live: LiveIndex, more: Json) -> None:
+    described = live.describe()
+    shown = more | {name: described[name] for name in ("items", "numbers", "segments", "tail")}
+    for name, value in shown.items():
+        print(f"{name.replace('_', ' '):16} {value}")  # noqa: T201

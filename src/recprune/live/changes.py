@@ -1,0 +1,195 @@
+"""The changes of a catalogue, and the bytes that they are in a log.
+
+Which arrays a change has follows from the catalogue: with or without biases, external ids or not.
+So the length of its bytes follows from its count, and anything else is refused before it is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.live.draft import Draft
+from recprune.live.item_names import IdKind, NameArray, as_objects, packed_texts
+from recprune.live.segment import Items
+from recprune.live.snapshot import LiveSnapshot
+from recprune.search.checks import MAX_ITEMS
+from recprune.types import Float32Array, StorageError
+
+_COUNT = struct.Struct("<QQ")  # the number of the first new item (else 0), and how many items
+MOST_BYTES = 256 << 20  # of one change: what opening a log must have room for
+
+
+@dataclass(frozen=True, eq=False)
+class Addition:
+    """New items, with the numbers after all others."""
+
+    items: Items
+
+    def count(self) -> int:
+        return len(self.items)
+
+    def apply(self, draft: Draft) -> None:
+        draft.add(self.items)
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """Items that leave."""
+
+    numbers: NDArray[np.uint32]
+
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def apply(self, draft: Draft) -> None:
+        draft.remove(self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """Other codes, and biases, for items that stay; these have no external ids of their own."""
+
+    items: Items
+
+    def count(self) -> int:
+        return len(self.items)
+
+    def apply(self, draft: Draft) -> None:
+        draft.replace(self.items)
+
+
+Change: TypeAlias = Addition | Removal | Replacement
+_KINDS: tuple[type[Change], ...] = (Addition, Removal, Replacement)  # by their number, from 1 on
+
+
+class ChangeShape(NamedTuple):
+    """What the changes of a catalogue have."""
+
+    num_splits: int
+    num_sub_items: int
+    has_bias: bool
+    id_kind: IdKind
+
+    @classmethod
+    def of(cls, snapshot: LiveSnapshot) -> ChangeShape:
+        return cls(snapshot.num_splits, snapshot.num_sub_items, snapshot.has_bias, snapshot.id_kind)
+
+    @property
+    def code_type(self) -> np.dtype[Any]:
+        return np.dtype("<u1" if self.num_sub_items <= 256 else "<u2")
+
+
+def encode(change: Change) -> tuple[int, bytes]:
+    """Return a change as its kind's number and bytes."""
+    kind = _KINDS.index(type(change)) + 1
+    if isinstance(change, Removal):
+        return kind, _COUNT.pack(0, len(change.numbers)) + _octets(change.numbers, "<u4")
+    items = change.items
+    is_new = isinstance(change, Addition)
+    first = int(items.numbers[0]) if is_new and len(items) else 0
+    parts = [_COUNT.pack(first, len(items))]
+    if not is_new:
+        parts.append(_octets(items.numbers, "<u4"))
+    parts.append(_octets(items.codes, items.codes.dtype.newbyteorder("<")))
+    if items.item_bias is not None:
+        parts.append(_octets(items.item_bias, "<f4"))
+    if is_new and items.names is not None:
+        parts.extend(_encoded_names(items.names))
+    return kind, b"".join(parts)
+
+
+def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int) -> Change:
+    """Return the change that bytes stand for; refuse what no catalogue of this shape can have."""
+    reader = _Unpacker(content)
+    if not 1 <= kind <= len(_KINDS):
+        raise StorageError(f"kind {kind}, expected 1 to {len(_KINDS)}")
+    first, count = reader.count()
+    if kind == _KINDS.index(Removal) + 1:
+        numbers = reader.take("<u4", count)
+        reader.finish()
+        return Removal(numbers)
+    is_new = kind == _KINDS.index(Addition) + 1
+    if is_new:
+        if count and first != next_number:
+            raise StorageError(f"items from number {first} on, expected {next_number}")
+        numbers = np.arange(first, first + count).astype(np.uint32)
+    else:
+        numbers = reader.take("<u4", count)
+    codes = reader.take(shape.code_type, count * shape.num_splits)
+    codes = codes.reshape(count, shape.num_splits)
+    if codes.size and int(codes.max()) >= shape.num_sub_items:
+        raise StorageError(f"a code is {codes.max()}, expected less than {shape.num_sub_items}")
+    bias: Float32Array | None = None
+    if shape.has_bias:
+        bias = reader.take("<f4", count)
+        if not np.isfinite(bias).all():
+            raise StorageError("a bias is not finite")
+    names = _decoded_names(reader, shape.id_kind, count) if is_new else None
+    reader.finish()
+    if is_new:
+        return Addition(Items(numbers, codes, bias, names))
+    order = np.argsort(numbers, kind="stable")  # as in a snapshot
+    return Replacement(Items(numbers, codes, bias, None).take(order))
+
+
+class _Unpacker:
+    """Takes arrays from bytes, one after the other."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+        self._place = 0
+
+    def count(self) -> tuple[int, int]:
+        if len(self._content) < _COUNT.size:
+            raise StorageError(f"{len(self._content)} bytes, expected {_COUNT.size} or more")
+        self._place = _COUNT.size
+        first, count = _COUNT.unpack_from(self._content)
+        if first + count >= MAX_ITEMS:  # before anything is made of it
+            raise StorageError(f"{count} items from number {first} on, more than there can be")
+        return first, count
+
+    def take(self, dtype: Any, count: int) -> NDArray[Any]:
+        kind = np.dtype(dtype)
+        size = count * kind.itemsize
+        if size > len(self._content) - self._place:
+            raise StorageError(f"{len(self._content)} bytes, too few for its {count} numbers")
+        found = np.frombuffer(self._content, kind, count, self._place)
+        self._place += size
+        # A copy in the machine's own order: the bytes are not kept.
+        return found.astype(kind.newbyteorder("="))
+
+    def finish(self) -> None:
+        if self._place != len(self._content):
+            raise StorageError(f"{len(self._content)} bytes, expected {self._place}")
+
+
+def _octets(array: NDArray[Any], dtype: Any) -> bytes:
+    return np.ascontiguousarray(array, dtype).tobytes()
+
+
+def _encoded_names(names: NameArray) -> list[bytes]:
+    if names.dtype != object:
+        return [_octets(names, "<i8")]
+    offsets, pool = packed_texts([name.encode() for name in names])
+    return [_octets(offsets, "<i8"), pool.tobytes()]
+
+
+def _decoded_names(reader: _Unpacker, kind: IdKind, count: int) -> NameArray | None:
+    if kind == "none":
+        return None
+    if kind == "integers":
+        return reader.take("<i8", count)
+    offsets = reader.take("<i8", count + 1)
+    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+        raise StorageError("external ids have offsets that do not ascend from 0")
+    pool = reader.take("<u1", int(offsets[-1])).tobytes()
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    try:
+        return as_objects([pool[begin:end].decode() for begin, end in bounds])
+    except UnicodeDecodeError:
+        raise StorageError("an external id is not text in UTF-8") from None

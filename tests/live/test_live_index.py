@@ -1,0 +1,332 @@
+"""At any moment, a live index answers as one that is built from scratch over what is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
+from recprune._native import instruction_sets
+from recprune.live import merging
+from recprune.search import reference
+from recprune.search.question import Searchable
+from tests.support.live_cases import Shop, check_snapshot
+from tests.support.search_cases import assert_same
+
+ISAS = instruction_sets()
+FUZZ = int(os.environ.get("RECPRUNE_FUZZ", "0"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Any:
+    made = Shop(tmp_path / "shop", np.random.default_rng(0))
+    yield made
+    made.live.close()
+
+
+@settings(max_examples=FUZZ // 100 or 60, derandomize=not FUZZ, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_items=st.sampled_from([0, 1, 63, 64, 65, 300, 1000]),
+    shape=st.fixed_dictionaries(
+        {
+            "num_splits": st.sampled_from([8, 8, 4, 1, 3, 16]),
+            "num_sub_items": st.sampled_from([2, 7, 20, 256, 300]),
+            "has_bias": st.booleans(),
+            "few_codes": st.booleans(),
+            "ids": st.sampled_from([None, None, "integers", "strings"]),
+            "layout": st.sampled_from(["auto", "full", "slim", "compact"]),
+        }
+    ),
+)
+def test_whatever_happens_answers_are_those_of_a_fresh_index(
+    seed: int, num_items: int, shape: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rng = np.random.default_rng(seed)
+    if shape["num_sub_items"] > 256 and shape["layout"] == "compact":
+        shape = shape | {"layout": "auto"}
+    folder = tmp_path_factory.mktemp("live") / "shop"
+    shop = Shop(folder, rng, num_items=num_items, **shape)
+    methods = ["auto", "pqtopk"]
+    narrow = shape["num_sub_items"] <= 256
+    if narrow and shape["layout"] != "slim":
+        methods.append("scan")
+    if narrow and shape["layout"] != "compact" and shape["num_splits"] in (4, 8, 16):
+        methods.append("cells")
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(12):
+            what = rng.choice(["add", "remove", "replace", "seal", "compact", "reopen", "few"])
+            if what == "add":
+                shop.add(int(rng.integers(0, 200)), with_bias=bool(rng.integers(2)))
+            elif what == "few":
+                for _ in range(int(rng.integers(1, 6))):
+                    shop.add(1)
+                    shop.remove(1)
+                    shop.replace(1)
+            elif what in ("remove", "replace"):
+                share = rng.choice([0.01, 0.3, 1.0]) if what == "remove" else 0.2
+                getattr(shop, what)(int(share * len(shop.items)))
+            else:
+                getattr(shop, what)()
+            patch.setenv("RECPRUNE_ISA", str(rng.choice(ISAS)))
+            shop.check(tuple(methods))
+    shop.live.close()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_large_segments_are_pruned_and_stay_exact(
+    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells and scans with items that have left, behind floors that other segments have found."""
+    monkeypatch.setenv("RECPRUNE_ISA", isa)
+    rng = np.random.default_rng(7)
+    embeddings = rng.standard_normal((8, 256, 4)).astype(np.float32)
+    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
+    with LiveIndex.create(tmp_path / "shop", codes, embeddings, threads=2) as live:
+        more = rng.integers(0, 256, (15_000, 8)).astype(np.uint8)
+        live.add(more)
+        live._rewrite(1, everything=False)
+        live.add(more[:5000])
+        assert [len(live.snapshot().segments), len(live.snapshot().tail)] == [2, 5000]
+        live.remove(rng.permutation(80_000)[:4000])
+        snapshot = live.snapshot()
+        numbers = snapshot.numbers()
+        present = snapshot.item_codes(numbers)
+        for query in range(6):
+            scores = (rng.standard_normal((8, 256)) * np.exp(rng.random((8, 1)))).astype(np.float32)
+            # The best have left: a search that counts them stops too early.
+            best, _ = reference.exhaustive(scores, present, 30)
+            live.remove(numbers[best])
+            numbers = np.delete(numbers, best)
+            present = np.delete(present, best, axis=0)
+            allow = rng.random(live.num_items) < 0.3
+            for k in (1, 10, 100, 1000):
+                places, totals = reference.exhaustive(scores, present, k)
+                eligible = allow[numbers]
+                some = reference.exhaustive(scores, present, k, eligible=eligible)
+                for method in ("auto", "cells", "scan", "pqtopk"):
+                    top = live.search_scores(scores, k, method=method)
+                    assert_same(top, (numbers[places], totals), (query, k, method))
+                    top = live.search_scores(scores, k, method=method, allow=allow)
+                    assert_same(top, (numbers[some[0]], some[1]), (query, k, method, "allow"))
+
+
+def test_batches_on_threads_with_a_mask_for_each_query(shop: Shop) -> None:
+    rng = shop.rng
+    shop.add(50)
+    shop.seal()
+    shop.add(70)
+    shop.remove(30)
+    live = shop.live
+    phi = rng.standard_normal((9, live.width)).astype(np.float32)
+    allow = rng.random((9, live.num_items)) < 0.5
+    exclude = [rng.integers(0, live.num_items, 5) for _ in range(9)]
+    numbers, codes, _ = shop.table()
+    fresh = Index.build(codes, shop.embeddings)
+    kept = [np.flatnonzero(np.isin(numbers, row)) for row in exclude]
+    expected = fresh.search(phi, 7, allow=np.ascontiguousarray(allow[:, numbers]), exclude=kept)
+    for threads in (1, 3):
+        top = live.search(phi, 7, allow=allow, exclude=exclude, threads=threads)
+        assert np.array_equal(top.ids, np.where(expected.ids < 0, -1, numbers[expected.ids]))
+        assert np.array_equal(top.scores, expected.scores)
+    some = numbers[[3, 0, 40]]
+    assert np.array_equal(live.score(phi, some), fresh.score(phi, [3, 0, 40]))
+    assert live.score(phi[0], some).shape == (3,)
+
+
+def test_a_search_that_stops_early_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 256, (60_000, 8)).astype(np.uint8)
+    embeddings = rng.standard_normal((8, 256, 2)).astype(np.float32)
+    with LiveIndex.create(tmp_path / "shop", codes[:40_000], embeddings) as live:
+        live.add(codes[40_000:])
+        live.remove([0])
+        scores = rng.standard_normal((8, 256)).astype(np.float32)
+        ids, totals = reference.exhaustive(scores, codes[1:], 10)
+        top = live.search_scores(scores, 10, method=Scan(max_steps=2))
+        assert not top.stats.exact[0]
+        lost = np.setdiff1d(ids + 1, top.ids)
+        best = totals[np.isin(ids + 1, lost)].max()
+        assert best <= top.stats.upper_bound[0]
+        whole = live.search_scores(scores, 10, method=Auto(deadline_us=1e9))
+        assert whole.stats.exact[0]
+        assert np.array_equal(whole.ids, ids + 1)
+
+
+def test_a_snapshot_stays_as_it_was(shop: Shop) -> None:
+    shop.add(40)
+    before = shop.live.snapshot()
+    told = Shop.__new__(Shop)
+    told.__dict__.update(shop.__dict__, items=dict(shop.items))
+    shop.remove(60)
+    shop.replace(30)
+    shop.compact()
+    shop.add(10)
+    shop.compact()
+    shop.compact()
+    check_snapshot(before, told, ("auto", "cells", "scan"))
+    shop.check()
+
+
+def test_it_can_be_asked_wherever_an_index_can(shop: Shop) -> None:
+    asked: list[Searchable] = [
+        shop.live,
+        shop.live.snapshot(),
+        Index.build(shop.table()[1], shop.embeddings),
+    ]
+    phi = shop.rng.standard_normal(shop.live.width).astype(np.float32)
+    assert len({tuple(index.search(phi, 5).ids.tolist()) for index in asked}) == 1
+    assert len({(index.num_items, index.num_splits, index.width) for index in asked}) == 1
+
+
+def test_numbers_are_never_used_twice(shop: Shop) -> None:
+    first = shop.live.add(shop.drawn(3)[0])
+    shop.live.remove(first)
+    shop.live.compact().result()
+    with LiveIndex.open(shop.folder) as again:
+        assert again.num_items == 103
+        assert again.add(shop.drawn(1)[0]).tolist() == [103]
+    shop.live.refresh()
+    assert shop.live.add(shop.drawn(1)[0]).tolist() == [104]
+
+
+def test_a_tail_that_is_full_becomes_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "FULL_TAIL", 200)
+    shop = Shop(tmp_path / "shop", np.random.default_rng(1), num_items=3000)
+    for _ in range(30):
+        shop.add(90)
+        shop.replace(2)
+        shop.check()
+        time.sleep(0.01)
+    deadline = time.monotonic() + 20
+    while len(shop.live.snapshot().tail) >= 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        shop.live.maintain()
+    snapshot = shop.live.snapshot()
+    assert len(snapshot.tail) < 200
+    assert len(snapshot.segments) <= 6
+    assert shop.live.describe()["generation"] >= 2
+    shop.check(("auto", "cells", "scan"))
+    shop.reopen()
+    shop.check()
+    shop.live.close()
+    assert len(list((tmp_path / "shop" / "generations").iterdir())) <= 2
+    assert len(list((tmp_path / "shop" / "logs").iterdir())) <= 4
+
+
+def test_an_empty_catalogue_fills_and_empties(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop", np.random.default_rng(2), num_items=0)
+    for _ in range(2):
+        shop.check()
+        shop.add(5)
+        shop.check()
+        shop.compact()
+        shop.remove(5)
+        shop.check()
+        shop.compact()
+        shop.reopen()
+    assert shop.live.num_items == 10
+    assert shop.live.num_present == 0
+    shop.live.close()
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+def test_wrong_changes_are_refused_and_change_nothing(shop: Shop) -> None:
+    live = shop.live
+    codes = shop.drawn(2)[0]
+    live.remove([7])
+    wrong: list[tuple[list[Any], str]] = [
+        ([7], r"ids\[0\] is 7: no such item is there"),
+        ([3, 100], r"ids\[1\] is 100"),
+        ([-1], r"ids\[0\] is -1"),
+        ([3, 4, 3], "holds 3 twice"),
+        ([1.5], "expected item numbers"),
+        ([[1]], "expected item numbers"),
+    ]
+    for ids, message in wrong:
+        with pytest.raises(InputError, match=message):
+            live.remove(ids)
+        with pytest.raises(InputError, match=message):
+            live.replace(ids, shop.drawn(len(ids))[0])
+    with pytest.raises(InputError, match="2 rows for 1 ids"):
+        live.replace([1], codes)
+    with pytest.raises(InputError, match=r"codes\[0, 0\] is 200, expected less than 20"):
+        live.add(np.full((1, 8), 200, np.uint8))
+    with pytest.raises(InputError, match="created without biases"):
+        live.add(codes, np.zeros(2, np.float32))
+    with pytest.raises(InputError, match="created without external ids"):
+        live.add(codes, item_ids=["a", "b"])
+    with pytest.raises(InputError, match="created without external ids"):
+        live.find(["a"])
+    with pytest.raises(InputError, match=r"ids\[0\] is 7: no such item"):
+        live.score(np.zeros(live.width, np.float32), [7])
+    live.remove([])
+    assert len(live.add(codes[:0])) == 0
+    assert (live.num_items, live.num_present, live.snapshot().sequence) == (100, 99, 1)
+
+
+def test_external_ids_are_of_one_kind_and_there_once(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop", np.random.default_rng(5), num_items=3, ids="strings")
+    live, codes = shop.live, shop.drawn(2)[0]
+    known = live.external_ids([0])[0]
+    for names, message in [
+        (["a", "a"], r"item_ids\[1\] is 'a', which is there twice"),
+        (["a", known], r"item_ids\[1\] is .*, which is there already"),
+        (["a", 5], r"item_ids\[1\] is 5, expected one of strings"),
+        (["a", "\ud800"], r"item_ids\[1\] is"),
+        (["a"], "item_ids has 1 ids for 2 items"),
+        ("ab", "item_ids is a str"),
+        (None, "item_ids is missing"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            live.add(codes, item_ids=names)
+    live.remove([0])
+    assert live.add(codes, item_ids=["a", known]).tolist() == [3, 4]
+    assert live.find([known, "a", "nothing", 7]).tolist() == [4, 3, -1, -1]  # type: ignore[list-item]
+    assert live.external_ids([4, -1, 3]) == [known, None, "a"]
+    live.close()
+
+
+def test_methods_that_need_one_piece_are_refused(shop: Shop) -> None:
+    phi = np.zeros(shop.live.width, np.float32)
+    for method in ("default", "recjpqprune"):
+        with pytest.raises(InputError, match=f"method {method} needs an index in one piece"):
+            shop.live.search(phi, method=method)
+    with pytest.raises(InputError, match="overflow"):
+        shop.live.search_scores(np.full((8, 20), 1e38, np.float32))
+
+
+def test_a_folder_with_anything_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    codes, embeddings = np.zeros((2, 2), np.uint8), np.zeros((2, 2, 1), np.float32)
+    with pytest.raises(StorageError, match="already exists and is not empty"):
+        LiveIndex.create(tmp_path / "full", codes, embeddings)
+    with pytest.raises(StorageError, match="not a live index"):
+        LiveIndex.open(tmp_path / "full")
+    with pytest.raises(StorageError, match="not a live index"):
+        LiveIndex.open(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    LiveIndex.create(tmp_path / "empty", codes, embeddings).close()
+    with pytest.raises(StorageError, match="already exists and is not empty"):
+        LiveIndex.create(tmp_path / "empty", codes, embeddings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_a_closed_index_changes_no_more(shop: Shop) -> None:
+    shop.live.close()
+    for change in (lambda: shop.live.remove([0]), shop.live.refresh, shop.live.compact):
+        with pytest.raises(InputError, match="closed"):
+            change()
+    shop.check()  # what it knew, it knows
