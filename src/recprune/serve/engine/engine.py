@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.data.identifiers import ExternalId
+from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.checks import checked_k, refuse_infinite
@@ -32,7 +32,7 @@ from recprune.serve.engine.backend import (
     kind_and_version,
     sharded_folder,
 )
-from recprune.serve.engine.catalogue import Catalogue, RowNumbers
+from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.explain import affordable, explain
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex

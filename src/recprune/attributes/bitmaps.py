@@ -1,0 +1,199 @@
+"""Which items pass a bound condition, as bits; and those of the last ones, kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.attributes.binding import Bound, CodeTest, Group, Ranges
+from recprune.attributes.column import AttributeColumn
+from recprune.search.question import mask_of
+from recprune.types import Int64Array, frozen
+
+Words: TypeAlias = NDArray[np.uint64]
+_BITS = 64
+# Ranges of codes that are compared one after the other; a table takes as long as a dozen of them.
+_MOST_RANGES = 12
+# Where more than one of so many items has changed, all are looked at.
+_CHANGED_PER_ITEM = 16
+
+
+def words_of(bound: Bound, columns: Mapping[str, AttributeColumn], cache: BitmapCache) -> Words:
+    """Return the items that a condition is true of, as bits; what is in the cache stays as it is.
+
+    Where some items have changed since, the condition is asked of these alone.
+    """
+    kept = cache.get(bound.key)
+    if kept is not None and kept.changed is None:
+        return kept.words
+    if kept is not None and kept.changed is not None:
+        words = _mended(kept.words, kept.changed, bound, columns)
+    elif isinstance(bound, CodeTest):
+        words = code_words(columns[bound.column], bound.ranges, inverse=bound.inverse)
+    else:
+        words = _joined(bound, [words_of(part, columns, cache) for part in bound.parts])
+    cache.put(bound.key, words)
+    return words
+
+
+def _joined(group: Group, parts: list[Words]) -> Words:
+    join = np.bitwise_and if group.all_of else np.bitwise_or
+    found: Words = join(parts[0], parts[1])
+    for part in parts[2:]:
+        join(found, part, out=found)
+    return found
+
+
+def _mended(
+    words: Words, changed: Int64Array, bound: Bound, columns: Mapping[str, AttributeColumn]
+) -> Words:
+    """Return bits in which those of some items, in ascending order, are made anew."""
+    num_items = next(iter(columns.values())).num_items
+    mended = np.zeros(-(-num_items // _BITS), np.uint64)  # there may be items more than before
+    mended[: len(words)] = words
+    chosen = {name: columns[name].take(changed) for name in _columns_of(bound)}
+    true = mask_of(words_of(bound, chosen, BitmapCache(0)), len(changed))
+    places, bits = changed // _BITS, np.uint64(1) << (changed % _BITS).astype(np.uint64)
+    np.bitwise_or.at(mended, places, bits)
+    np.bitwise_xor.at(mended, places[~true], bits[~true])
+    return mended
+
+
+def _columns_of(bound: Bound) -> set[str]:
+    if isinstance(bound, CodeTest):
+        return {bound.column}
+    return set().union(*(_columns_of(part) for part in bound.parts))
+
+
+def code_words(column: AttributeColumn, ranges: Ranges, *, inverse: bool = False) -> Words:
+    """Return the items with a code in some ranges, or all others, as bits."""
+    if column.is_list:
+        starts, items = column.postings
+        mask = np.zeros(column.num_items, np.bool_)
+        for low, high in ranges:
+            mask[items[starts[low] : starts[high]]] = True
+        return packed(~mask if inverse else mask)
+    inside = _merged(ranges)
+    outside = _outside(inside, column.num_codes)
+    if len(outside) < len(inside):  # the fewer to compare with
+        inside, inverse = outside, not inverse
+    mask = _among(column.codes, inside, column.num_codes)
+    return packed(~mask if inverse else mask)
+
+
+def _merged(ranges: Ranges) -> list[tuple[int, int]]:
+    """Return ranges in order, without those that are empty, as few as there can be."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if low >= high:
+            continue
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    return found
+
+
+def _outside(ranges: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """Return what is between ranges, from 0 to below `end`."""
+    edges = [0, *(edge for pair in ranges for edge in pair), end]
+    return [pair for pair in zip(edges[::2], edges[1::2], strict=True) if pair[0] < pair[1]]
+
+
+def _among(codes: NDArray[Any], ranges: list[tuple[int, int]], end: int) -> NDArray[np.bool_]:
+    if len(ranges) > _MOST_RANGES:
+        table = np.zeros(end, np.bool_)
+        for low, high in ranges:
+            table[low:high] = True
+        found: NDArray[np.bool_] = np.take(table, codes, mode="clip")  # every code is in it
+        return found
+    mask = np.zeros(len(codes), np.bool_) if not ranges else _inside(codes, *ranges[0], end)
+    for low, high in ranges[1:]:
+        mask |= _inside(codes, low, high, end)
+    return mask
+
+
+def _inside(codes: NDArray[Any], low: int, high: int, end: int) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_]
+    if low == 0 and high == end:
+        found = np.ones(len(codes), np.bool_)
+    elif low == 0:
+        found = codes < high
+    elif high == end:
+        found = codes >= low
+    elif high == low + 1:
+        found = codes == low
+    else:  # what is below wraps around, and is then above
+        found = codes - codes.dtype.type(low) < high - low
+    return found
+
+
+def packed(mask: NDArray[np.bool_]) -> Words:
+    """Return a mask over the items as bits, 64 in a word; those beyond the items are 0."""
+    octets = np.zeros(-(-len(mask) // _BITS) * 8, np.uint8)
+    bits = np.packbits(mask, bitorder="little")
+    octets[: len(bits)] = bits
+    return octets.view(np.uint64)
+
+
+# Kept --------------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """Bits, and which items have changed since they were made."""
+
+    words: Words
+    changed: Int64Array | None  # ascending; None where nothing has
+
+
+class BitmapCache:
+    """Bits by the condition that they are of; what was asked for longest ago goes first.
+
+    Safe to share between threads. It belongs to one version of the columns.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Kept | None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+            return kept
+
+    def put(self, key: str, words: Words) -> None:
+        """Keep bits, which are read-only from then on; none that are larger than the cache."""
+        frozen(words)
+        with self._lock:
+            self._add(key, Kept(words, None))
+
+    def after(self, changed: Int64Array) -> BitmapCache:
+        """Return the cache of the next version, in which some items are no longer the same."""
+        following = BitmapCache(self.max_bytes)
+        with self._lock:
+            kept = dict(self._kept)
+        for key, (words, before) in kept.items():
+            together = changed if before is None else np.union1d(before, changed)
+            if len(together) * _CHANGED_PER_ITEM <= len(words) * _BITS:
+                following._add(key, Kept(words, together))
+        return following
+
+    def _add(self, key: str, kept: Kept) -> None:
+        before = self._kept.pop(key, None)
+        self._bytes -= before.words.nbytes if before is not None else 0
+        if kept.words.nbytes > self.max_bytes:
+            return
+        self._kept[key] = kept
+        self._bytes += kept.words.nbytes
+        while self._bytes > self.max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.words.nbytes
