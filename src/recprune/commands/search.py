@@ -8,11 +8,14 @@ import math
 
 import numpy as np
 
-from recprune.commands.answer_options import parse_boosts
+from recprune.attributes.attributes import Attributes
+from recprune.attributes.diversity import Limit, search_at_most
+from recprune.commands.answer_options import add_filter_arguments, parse_boosts
+from recprune.search.checks import checked_k
 from recprune.search.index import Index
-from recprune.search.methods import METHODS
+from recprune.search.methods import METHODS, find_method
 from recprune.storage import read_npy
-from recprune.types import InputError, Json
+from recprune.types import Boosts, InputError, Json
 
 _MOST_DIGITS = 18  # of an item number: what an int64 surely holds
 
@@ -28,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="added to the scores of these item numbers, for every query",
     )
     parser.add_argument(
+        "--attributes",
+        metavar="ATTRIBUTES",
+        help="of the items, made by recprune attributes; for --where and --at-most",
+    )
+    add_filter_arguments(parser)
+    parser.add_argument(
         "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
     )
     parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
@@ -38,8 +47,22 @@ def run(parsed: argparse.Namespace) -> None:
     index = Index.load(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
     boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
-    top = index.search(
-        queries, parsed.k, method=parsed.method, boosts=boosts, threads=parsed.threads
+    attributes = _attributes(parsed, index)
+    allow = limit = None
+    if attributes is not None and parsed.where is not None:
+        allow = attributes.where(parsed.where).words
+    if attributes is not None and parsed.at_most is not None:
+        limit = Limit(attributes.limited(*parsed.at_most), parsed.at_most[1])
+    method = find_method(parsed.method)
+    top = search_at_most(
+        index,
+        queries,
+        checked_k(parsed.k, index.num_items),
+        limit,
+        method=lambda: method,
+        allow=allow,
+        boosts=boosts,
+        threads=parsed.threads,
     )
     microseconds = top.stats.nanoseconds / 1000
     for query in range(len(queries)):
@@ -58,9 +81,23 @@ def run(parsed: argparse.Namespace) -> None:
             print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
 
 
-def _boosts(given: tuple[list[str], list[float]]) -> tuple[list[int], list[float]]:
+def _attributes(parsed: argparse.Namespace, index: Index) -> Attributes | None:
+    if parsed.attributes is None:
+        if parsed.where is not None or parsed.at_most is not None:
+            raise InputError("--where and --at-most are about attributes: give --attributes too")
+        return None
+    attributes = Attributes.load(parsed.attributes)
+    if attributes.num_items != index.num_items:
+        raise InputError(
+            f"{parsed.attributes}: attributes of {attributes.num_items} items, expected those of "
+            f"the {index.num_items} of {parsed.index}"
+        )
+    return attributes
+
+
+def _boosts(given: tuple[list[str], list[float]]) -> Boosts:
     items, values = given
     for item in items:
         if not (item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS):
             raise InputError(f"--boosts: {item!r} is not an item number")
-    return [int(item) for item in items], values
+    return np.array([int(item) for item in items], np.int64), np.array(values, np.float32)
