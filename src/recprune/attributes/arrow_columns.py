@@ -30,7 +30,8 @@ class ItemRows(NamedTuple):
     """Rows of a table, one for each of some items."""
 
     items: Int64Array  # internal ids, ascending
-    table: pa.Table  # of these rows, without the column of ids
+    rows: Int64Array  # of the table, one for each of them
+    table: pa.Table  # without the column of ids
     unknown: int  # rows whose item the catalogue does not have
     source: str  # where they came from, for messages
 
@@ -72,16 +73,14 @@ def item_rows(
     items = find_items(source, pl.Series(pl.from_arrow(table.column(ids))), item_ids)
     rows = np.flatnonzero(items >= 0)
     rows = rows[np.argsort(items[rows], kind="stable")]
-    return ItemRows(
-        items[rows], table.select(chosen).take(pa.array(rows)), int((items < 0).sum()), source
-    )
+    return ItemRows(items[rows], rows, table.select(chosen), int((items < 0).sum()), source)
 
 
 def column_of(rows: ItemRows, name: str, like: AttributeColumn | None = None) -> AttributeColumn:
     """Return a column of a table, a row an item; `like` is one whose type it has to have."""
-    array = _plain(rows.table.column(name).combine_chunks())
     refuse = _refusing(f"{rows.source}: the column {name!r}")
     try:
+        array = _plain(rows.table.column(name).combine_chunks()).take(pa.array(rows.rows))
         array.validate(full=True)  # text, for one, may be no text
         is_list = _is_list(array.type)
         if like is not None and is_list != like.is_list:
@@ -104,9 +103,11 @@ def _refusing(place: str) -> Callable[[str], InputError]:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return an array as of values, where it is a dictionary of them."""
+    """Return an array as of values that lie one after the other, which not all of Arrow's do."""
     if isinstance(array, pa.ChunkedArray):  # as a table without rows has it
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
@@ -173,7 +174,13 @@ def _numbers(array: pa.Array, kind: Kind, like: AttributeColumn | None) -> NDArr
     narrow = pa.types.is_float32(array.type) or pa.types.is_float16(array.type)
     if like is not None and isinstance(like.values, np.ndarray):
         narrow = like.values.dtype == np.float32
-    numbers = array.cast(pa.float64(), safe=False).to_numpy()
+    if pa.types.is_decimal(array.type):
+        # By Python, which returns the nearest float64, as it does of a literal; Arrow may not.
+        encoded = array.dictionary_encode()
+        nearest = np.array([float(one) for one in encoded.dictionary.to_pylist()], np.float64)
+        numbers = nearest[encoded.indices.to_numpy()]
+    else:
+        numbers = array.cast(pa.float64(), safe=False).to_numpy()
     with np.errstate(over="ignore"):
         return np.asarray(numbers.astype(np.float32 if narrow else np.float64))
 
