@@ -84,6 +84,8 @@ def test_new_values_find_their_place_among_the_others() -> None:
     assert found(changed, "name > 'd'") == [0]
     assert found(changed, "size < 35") == [0, 2]
     assert found(changed, "name is null") == [3]
+    gone = changed.updated({"item_id": [1, 2], "name": [None, None]}, RowNumbers(4))
+    assert found(gone, "name is null") == [1, 2, 3]
     wrong: dict[str, dict[str, Any]] = {
         "the column 'size' is string, expected integer": {"item_id": [0], "size": ["x"]},
         "no column is called 'nam'; similar: 'name'": {"item_id": [0], "nam": ["x"]},
@@ -94,6 +96,18 @@ def test_new_values_find_their_place_among_the_others() -> None:
             attributes.updated(table, RowNumbers(3))
     with pytest.raises(InputError, match="2 items, expected the 3 of before"):
         attributes.updated(more, RowNumbers(2))
+
+
+def test_lists_that_are_gone_or_empty() -> None:
+    rows = {"item_id": [0, 1, 2], "tags": [["a"], ["a", "b"], None]}
+    attributes = Attributes.from_table(rows, RowNumbers(3))
+    gone = attributes.updated({"item_id": [0], "tags": [None]}, RowNumbers(3))
+    empty = attributes.updated({"item_id": [0], "tags": [[]]}, RowNumbers(3))
+    for changed in (gone, empty):
+        assert found(changed, "'a' in tags") == [1]
+    assert found(gone, "tags is null") == [0, 2]
+    assert found(empty, "tags is null") == [2]
+    assert found(empty, "'a' not in tags") == [0]
 
 
 def test_many_values_of_one_column() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,9 @@ def column_of(rows: ItemRows, name: str, like: AttributeColumn | None = None) ->
         array = _plain(rows.table.column(name).combine_chunks()).take(pa.array(rows.rows))
         array.validate(full=True)  # text, for one, may be no text
         is_list = _is_list(array.type)
+        if like is not None and pa.types.is_null(array.type):
+            offsets = np.arange(len(array) + 1) if like.is_list else None
+            return replace(_without_values(len(array), like), offsets=offsets)
         if like is not None and is_list != like.is_list:
             raise refuse(f"is {array.type}, expected {like.described}")
         return _lists(array, refuse, like) if is_list else _scalars(array, refuse, like)
@@ -133,6 +137,8 @@ def _kind_of(kind: pa.DataType) -> Kind | None:
 def _scalars(
     array: pa.Array, refuse: Callable[[str], InputError], like: AttributeColumn | None
 ) -> AttributeColumn:
+    if like is not None and pa.types.is_null(array.type):  # as Arrow has it where there is nothing
+        return _without_values(len(array), like)
     kind = _kind_of(array.type)
     if kind is None:
         raise refuse(
@@ -160,6 +166,10 @@ def _scalars(
     codes = np.full(len(array), NO_VALUE, code_type(len(values)))
     codes[is_valid] = places + 1
     return AttributeColumn(kind, values, codes)
+
+
+def _without_values(count: int, like: AttributeColumn) -> AttributeColumn:
+    return AttributeColumn(like.kind, like.values, np.zeros(count, like.codes.dtype))
 
 
 def _numbers(array: pa.Array, kind: Kind, like: AttributeColumn | None) -> NDArray[Any]:
