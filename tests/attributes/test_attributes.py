@@ -264,6 +264,30 @@ def test_every_type_of_arrow_that_has_values() -> None:
         assert found(attributes, where) == expected, name
 
 
+def test_every_type_of_polars_that_has_values() -> None:
+    words = ["a", None, "b"]
+    moments = [datetime(2020, 1, 1), None, datetime(2021, 1, 1)]  # as frames have them
+    lists = [["a"], None, ["b", None]]
+    columns: dict[str, tuple[pl.Series, str]] = {
+        "text": (pl.Series(words), "x = 'b'"),
+        "categorical": (pl.Series(words, dtype=pl.Categorical), "x = 'b'"),
+        "enum": (pl.Series(words, dtype=pl.Enum(["a", "b"])), "x > 'a'"),
+        "times": (pl.Series(moments), "x > '2020-06-01'"),
+        "dates": (pl.Series(moments).cast(pl.Date), "x = '2021-01-01'"),
+        "decimals": (pl.Series([Decimal("0.1"), None, Decimal("0.3")]), "x = 0.3"),
+        "lists": (pl.Series(lists), "'b' in x"),
+        "lists of categories": (pl.Series(lists, dtype=pl.List(pl.Categorical)), "'b' in x"),
+        "arrays": (pl.Series([[1, 2], None, [3, 4]], dtype=pl.Array(pl.Int64, 2)), "4 in x"),
+        "flags": (pl.Series([False, None, True]), "x"),
+    }
+    for name, (series, where) in columns.items():
+        frame = pl.DataFrame({"item_id": [0, 1, 2], "x": series})
+        attributes = Attributes.from_table(frame, RowNumbers(3))
+        assert found(attributes, where) == [2], name
+        assert found(attributes, f"not ({where})") == [0], name
+        assert found(attributes, "x is null") == [1], name
+
+
 @pytest.mark.parametrize("ids", ["integers", "strings", "rows"])
 def test_rows_find_their_items(ids: str, tmp_path: Path) -> None:
     catalogue: Any = {
@@ -292,6 +316,8 @@ def test_rows_find_their_items(ids: str, tmp_path: Path) -> None:
         assert found(attributes, "price > 1") == [2]
         assert found(attributes, "price is null") == [1]
         assert repr(attributes) == "Attributes(price; 3 items)"
+        values = attributes.columns["price"].values
+        assert np.asarray(values).tolist() == [0.5, 2.0]  # those of the catalogue's items alone
 
 
 def test_columns_may_be_chosen() -> None:

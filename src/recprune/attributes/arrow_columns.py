@@ -81,17 +81,24 @@ def column_of(rows: ItemRows, name: str, like: AttributeColumn | None = None) ->
     """Return a column of a table, a row an item; `like` is one whose type it has to have."""
     refuse = _refusing(f"{rows.source}: the column {name!r}")
     try:
-        array = _plain(rows.table.column(name).combine_chunks()).take(pa.array(rows.rows))
+        array = _plain(rows.table.column(name).combine_chunks())
         array.validate(full=True)  # text, for one, may be no text
-        is_list = _is_list(array.type)
-        if like is not None and pa.types.is_null(array.type):
-            offsets = np.arange(len(array) + 1) if like.is_list else None
-            return replace(_without_values(len(array), like), offsets=offsets)
-        if like is not None and is_list != like.is_list:
-            raise refuse(f"is {array.type}, expected {like.described}")
-        return _lists(array, refuse, like) if is_list else _scalars(array, refuse, like)
+        whole = _column(array, refuse, like)
     except pa.ArrowException as error:
         raise refuse(f"cannot be read: {error}") from None
+    return whole.take(rows.rows).with_used_values()
+
+
+def _column(
+    array: pa.Array, refuse: Callable[[str], InputError], like: AttributeColumn | None
+) -> AttributeColumn:
+    is_list = _is_list(array.type)
+    if like is not None and pa.types.is_null(array.type):
+        offsets = np.arange(len(array) + 1) if like.is_list else None
+        return replace(_without_values(len(array), like), offsets=offsets)
+    if like is not None and is_list != like.is_list:
+        raise refuse(f"is {array.type}, expected {like.described}")
+    return _lists(array, refuse, like) if is_list else _scalars(array, refuse, like)
 
 
 def for_all_items(rows: AttributeColumn, items: Int64Array, num_items: int) -> AttributeColumn:
@@ -110,9 +117,10 @@ def _plain(array: pa.Array) -> pa.Array:
     """Return an array as of values that lie one after the other, which not all of Arrow's do."""
     if isinstance(array, pa.ChunkedArray):  # as a table without rows has it
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    if pa.types.is_string_view(array.type):
-        return array.cast(pa.large_string())
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if pa.types.is_dictionary(array.type):
+        values = _plain(array.dictionary)
+        return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+    return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
 
 def _is_list(kind: pa.DataType) -> bool:

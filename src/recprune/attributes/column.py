@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -114,6 +114,19 @@ class AttributeColumn:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return AttributeColumn(self.kind, self.values, self.codes[places], offsets)
+
+    def with_used_values(self) -> AttributeColumn:
+        """Return the same column without values that no item has."""
+        used = np.zeros(self.num_codes, np.bool_)
+        used[self.codes] = True
+        if used[1:].all() or self.kind == "boolean":
+            return self
+        values = self.values
+        kept = values.select(used[1:]) if isinstance(values, StringIds) else values[used[1:]]
+        used[NO_VALUE] = False
+        codes = np.cumsum(used).astype(code_type(len(kept)))[self.codes]
+        codes[self.codes == NO_VALUE] = NO_VALUE
+        return replace(self, values=kept, codes=codes)
 
     def with_items(
         self, items: Int64Array, changed: AttributeColumn, num_items: int
