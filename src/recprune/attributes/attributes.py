@@ -122,11 +122,10 @@ class Attributes:
         rows = item_rows(table, item_ids, item_column)
         for name in rows.table.column_names:
             column_named(name, self.columns, _no_column)
-        nothing = np.empty(0, np.int64)
         changed = {
             name: column.with_items(rows.items, column_of(rows, name, column), len(item_ids))
             if name in rows.table.column_names
-            else column.with_items(nothing, column.take(nothing), len(item_ids))
+            else _extended(column, len(item_ids))
             for name, column in self.columns.items()
         }
         added = np.arange(self.num_items, len(item_ids))
@@ -196,6 +195,14 @@ class Attributes:
                 f"at_most: {column!r} is a {found.described}, expected one value for each item"
             )
         return found
+
+
+def _extended(column: AttributeColumn, num_items: int) -> AttributeColumn:
+    """Return a column with further items, which have no value."""
+    if num_items == column.num_items:
+        return column
+    nothing = np.empty(0, np.int64)
+    return column.with_items(nothing, column.take(nothing), num_items)
 
 
 def _no_column(message: str) -> InputError:

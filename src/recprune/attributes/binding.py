@@ -39,7 +39,7 @@ _NEIGHBOURS = 3  # columns that a message names, of those with similar names
 _LISTED = 8  # and of all, where none is similar
 _LONGEST_VALUE = 40  # characters of a value in a message
 _FEW_VALUES = 255  # of a column: their codes are bytes, and the bits of all of them kept
-_FEW_CONSTANTS = 12  # beyond these, a table is faster
+_FEW_CONSTANTS = 12  # beyond these, postings are faster
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KIND_OF_VALUE = {str: "text", bool: "true or false", int: "a number", float: "a number"}
 _EXPECTED = {
@@ -157,7 +157,7 @@ def _ranges(
                 name.place, f"{_is(name, column)}, expected a list: compare it by =, or by in (…)"
             )
         value = _value(condition.constant, name, column)
-        return (_only(column, value),), f"{name.name!r} contains {value!r}"
+        return _only(column, value), f"{name.name!r} contains {value!r}"
     if column.is_list:
         raise ConditionError(name.place, f"{_is(name, column)}: say … in {_quoted(name.name)}")
     if isinstance(condition, IsTrue):
@@ -165,23 +165,22 @@ def _ranges(
             raise ConditionError(
                 name.place, f"{_is(name, column)}, expected a comparison with a value after it"
             )
-        return (_only(column, True),), f"{name.name!r} in [True]"
+        return _only(column, True), f"{name.name!r} in [True]"
     if isinstance(condition, OneOf):
         values = {_value(constant, name, column) for constant in condition.constants}
         ordered = sorted(values)
-        return tuple(_only(column, value) for value in ordered), f"{name.name!r} in {ordered!r}"
+        return _only(column, *ordered), f"{name.name!r} in {ordered!r}"
     value = _value(condition.constant, name, column)
     if condition.operator == "=":
-        return (_only(column, value),), f"{name.name!r} in {[value]!r}"
+        return _only(column, value), f"{name.name!r} in {[value]!r}"
     if column.kind == "boolean":
         raise ConditionError(name.place, f"{_is(name, column)}, which is compared by = and != only")
     low, high = _between(column, condition.operator, value)
     return ((low, high),), f"{name.name!r} {condition.operator} {value!r}"
 
 
-def _only(column: AttributeColumn, value: Value) -> tuple[int, int]:
-    low = column.code_from(value)
-    return low, low + (low < column.num_codes and column.value_of(low) == value)
+def _only(column: AttributeColumn, *values: Value) -> Ranges:
+    return tuple((code, code + 1) for code in column.codes_of(values) if code != NO_VALUE)
 
 
 def _between(column: AttributeColumn, operator: Operator, value: Value) -> tuple[int, int]:

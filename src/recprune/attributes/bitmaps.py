@@ -17,8 +17,9 @@ from recprune.types import Int64Array, frozen
 
 Words: TypeAlias = NDArray[np.uint64]
 _BITS = 64
-# Ranges of codes that are compared one after the other; a table takes as long as a dozen of them.
-_MOST_RANGES = 12
+# Ranges of codes that all items are compared with, one after the other; where there are more, their
+# items are looked up in postings, four bytes an item.
+_MOST_RANGES = 4
 # Where more than one of so many items has changed, all are looked at.
 _CHANGED_PER_ITEM = 16
 
@@ -29,10 +30,11 @@ def words_of(bound: Bound, columns: Mapping[str, AttributeColumn], cache: Bitmap
     Where some items have changed since, the condition is asked of these alone.
     """
     kept = cache.get(bound.key)
-    if kept is not None and kept.changed is None:
+    if kept is not None and not kept.changed:
         return kept.words
-    if kept is not None and kept.changed is not None:
-        words = _mended(kept.words, kept.changed, bound, columns)
+    if kept is not None:
+        changed = np.unique(np.concatenate(kept.changed))
+        words = _mended(kept.words, changed, bound, columns)
     elif isinstance(bound, CodeTest):
         words = code_words(columns[bound.column], bound.ranges, inverse=bound.inverse)
     else:
@@ -72,18 +74,27 @@ def _columns_of(bound: Bound) -> set[str]:
 
 def code_words(column: AttributeColumn, ranges: Ranges, *, inverse: bool = False) -> Words:
     """Return the items with a code in some ranges, or all others, as bits."""
-    if column.is_list:
-        starts, items = column.postings
-        mask = np.zeros(column.num_items, np.bool_)
-        for low, high in ranges:
-            mask[items[starts[low] : starts[high]]] = True
-        return packed(~mask if inverse else mask)
     inside = _merged(ranges)
+    if column.is_list:
+        mask = _listed(column, inside)
+        return packed(~mask if inverse else mask)
     outside = _outside(inside, column.num_codes)
     if len(outside) < len(inside):  # the fewer to compare with
         inside, inverse = outside, not inverse
-    mask = _among(column.codes, inside, column.num_codes)
+    if len(inside) > _MOST_RANGES:
+        mask = _listed(column, inside)
+    else:
+        mask = _among(column.codes, inside, column.num_codes)
     return packed(~mask if inverse else mask)
+
+
+def _listed(column: AttributeColumn, ranges: list[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return the items that the postings of some codes have."""
+    starts, items = column.postings
+    mask = np.zeros(column.num_items, np.bool_)
+    for low, high in ranges:
+        mask[items[starts[low] : starts[high]]] = True
+    return mask
 
 
 def _merged(ranges: Ranges) -> list[tuple[int, int]]:
@@ -106,12 +117,6 @@ def _outside(ranges: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
 
 
 def _among(codes: NDArray[Any], ranges: list[tuple[int, int]], end: int) -> NDArray[np.bool_]:
-    if len(ranges) > _MOST_RANGES:
-        table = np.zeros(end, np.bool_)
-        for low, high in ranges:
-            table[low:high] = True
-        found: NDArray[np.bool_] = np.take(table, codes, mode="clip")  # every code is in it
-        return found
     mask = np.zeros(len(codes), np.bool_) if not ranges else _inside(codes, *ranges[0], end)
     for low, high in ranges[1:]:
         mask |= _inside(codes, low, high, end)
@@ -148,7 +153,7 @@ class Kept(NamedTuple):
     """Bits, and which items have changed since they were made."""
 
     words: Words
-    changed: Int64Array | None  # ascending; None where nothing has
+    changed: tuple[Int64Array, ...] = ()  # by one change after the other
 
 
 class BitmapCache:
@@ -174,7 +179,7 @@ class BitmapCache:
         """Keep bits, which are read-only from then on; none that are larger than the cache."""
         frozen(words)
         with self._lock:
-            self._add(key, Kept(words, None))
+            self._add(key, Kept(words))
 
     def after(self, changed: Int64Array) -> BitmapCache:
         """Return the cache of the next version, in which some items are no longer the same."""
@@ -182,8 +187,8 @@ class BitmapCache:
         with self._lock:
             kept = dict(self._kept)
         for key, (words, before) in kept.items():
-            together = changed if before is None else np.union1d(before, changed)
-            if len(together) * _CHANGED_PER_ITEM <= len(words) * _BITS:
+            together = (*before, changed) if len(changed) else before
+            if sum(map(len, together)) * _CHANGED_PER_ITEM <= len(words) * _BITS:
                 following._add(key, Kept(words, together))
         return following
 

@@ -34,7 +34,7 @@ _VALUE_TYPES: dict[str, tuple[type[np.generic], ...]] = {
 
 
 class Postings(NamedTuple):
-    """Which items have a code in their lists: items[starts[c] : starts[c + 1]]."""
+    """Which items have a code, or have it in their lists: items[starts[c] : starts[c + 1]]."""
 
     starts: Int64Array
     items: NDArray[np.uint32]
@@ -90,6 +90,18 @@ class AttributeColumn:
         """Return the code of the first value that is greater than one."""
         return bisect_right(_Ordered(self.values), value) + 1
 
+    def codes_of(self, values: Sequence[Value]) -> list[int]:
+        """Return the codes of values, `NO_VALUE` where no item may have one."""
+        if isinstance(self.values, StringIds):
+            found: list[int] = (self.values.find_all(values) + 1).tolist()
+            return found
+        codes = map(self.code_from, values)
+        pairs = zip(codes, values, strict=True)
+        return [
+            code if code < self.num_codes and self.value_of(code) == value else NO_VALUE
+            for code, value in pairs
+        ]
+
     def value_of(self, code: int) -> Value | None:
         """Return what a code stands for."""
         if code == NO_VALUE:
@@ -99,10 +111,11 @@ class AttributeColumn:
 
     @cached_property
     def postings(self) -> Postings:
-        """The items of every code of a column of lists; made when first asked for."""
-        offsets = np.empty(0, np.int64) if self.offsets is None else self.offsets
+        """The items of every code; made when first asked for."""
+        owners = np.arange(self.num_items, dtype=np.uint32)
+        if self.offsets is not None:
+            owners = np.repeat(owners, np.diff(self.offsets))
         order = np.argsort(self.codes, kind="stable")
-        owners = np.repeat(np.arange(self.num_items, dtype=np.uint32), np.diff(offsets))
         counts = np.bincount(self.codes, minlength=self.num_codes)
         return Postings(np.concatenate([[0], np.cumsum(counts)]), owners[order])
 
@@ -258,10 +271,11 @@ def _united(
         places = values.find_all(given)
     else:
         own_values, other_values = np.asarray(first.values), np.asarray(second.values)
-        values = np.union1d(own_values, other_values)
+        near = np.searchsorted(own_values, other_values)
+        is_there = near < np.searchsorted(own_values, other_values, side="right")
+        values = np.insert(own_values, near[~is_there], other_values[~is_there])
         places = np.searchsorted(values, other_values)
-        added = np.setdiff1d(other_values, own_values)
-        before = np.searchsorted(own_values, added).tolist()
+        before = near[~is_there].tolist()
     # A code moves by as many values as are new before it.
     moved = np.zeros(len(first.values) + 1, np.int64)
     np.add.at(moved, before, 1)
