@@ -102,6 +102,7 @@ def test_every_form(text: str, expected: object) -> None:
         ("(" * 65 + "a" + ")" * 65, 65, "more than 64 conditions in another"),
         ("not " * 65 + "a", 260, "more than 64 conditions in another"),
         (f"a in ({','.join('1' * 1001)})", 2006, "more than 1000 values"),
+        (" or ".join("a" * 101), 500, "more than 100 tests"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, place: int, message: str) -> None:
@@ -148,5 +149,5 @@ def test_the_longest_texts_are_done_with_at_once(piece: str) -> None:
 
 def test_whatever_is_well_formed_is_read() -> None:
     for seed in range(300):
-        text, _ = condition(random.Random(seed), depth=4)
+        text, _ = condition(random.Random(seed))
         parse_condition(text)

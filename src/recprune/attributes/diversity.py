@@ -15,8 +15,8 @@ order of the ranking, as neither scores nor the tie rule depend on what is left 
 after P, which had everything that is better. Whatever the question says besides (filters,
 exclusions, boosts, a floor) decides what the ranking is, and is the same in every search.
 
-A search that may ask for 2 K items at first and finds too few has made a value full; so there are
-never more than K ÷ limit + 1 searches. In practice there is one, or two.
+Every search asks for 2 K items or more, so one that leaves too few has made a value full, which has
+taken as many items as the limit: there are never more than K ÷ limit + 1 searches.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@
 
 A quote inside a text or a name is doubled. Keywords may be in capitals. Which columns there are is
 not known here. Nothing is ever evaluated: this makes a tree of frozen values, and no more. A text
-may come from a stranger, so its length, its depth and the number of its literals are limited, and
-reading it takes time in proportion to its length.
+may come from a stranger, so its length, its depth and the numbers of its tests and literals are
+limited, and reading it takes time in proportion to its length.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from recprune.types import InputError
 
 MOST_CHARACTERS = 16_384
 _MOST_LITERALS = 1_000
+_MOST_TESTS = 100  # each may be a pass over all items
 _MOST_DEPTH = 64  # of parentheses and negations: some 250 frames of Python's 1,000
 _MOST_DIGITS = 40  # of a number: more than any int64 or float64 has
 _SHOWN = 24  # characters of what was found, in a message
@@ -221,6 +222,7 @@ class _Parser:
         self._tokens = tokens
         self._next = 0
         self._literals = 0
+        self._tests = 0
 
     def whole(self) -> Condition:
         found = self._condition(0)
@@ -277,6 +279,9 @@ class _Parser:
         return self._test()
 
     def _test(self) -> Condition:
+        self._tests += 1
+        if self._tests > _MOST_TESTS:
+            raise ConditionError(self._now.place, f"more than {_MOST_TESTS} tests")
         if self._now.kind in ("word", "name"):
             return self._of_column(self._column())
         constant = self._constant("a column, a value, not or (")
