@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.attributes.binding import bind, column_named
+from recprune.attributes.binding import Bound, bind, column_named
 from recprune.attributes.bitmaps import BitmapCache, words_of
 from recprune.attributes.column import AttributeColumn, column_from_arrays
 from recprune.attributes.grammar import parse_condition
@@ -23,6 +24,9 @@ KIND = "attributes"
 _VERSION = 1  # of the format
 # Of bits that are kept: five hundred conditions on a million items.
 _CACHE_BYTES = 64 << 20
+# Conditions that are not read again, and their longest text: some megabytes at most.
+_KEPT_TEXTS = 1_024
+_SHORT_TEXT = 256  # characters
 _MOST_COLUMNS = 1_000
 
 
@@ -47,6 +51,7 @@ class Attributes:
         self.num_items = num_items
         self.unknown = unknown  # rows that were given of items that the catalogue does not have
         self._cache = cache or BitmapCache(_CACHE_BYTES)
+        self._bound = lru_cache(_KEPT_TEXTS)(self._bind)
 
     def __repr__(self) -> str:
         return f"Attributes({', '.join(self.columns)}; {self.num_items:,} items)"
@@ -177,8 +182,12 @@ class Attributes:
         price, and so does `not price < 50`; `price is null` finds them. What was asked lately is
         kept, by what it means and not by how it is written.
         """
-        bound = bind(parse_condition(condition), self.columns)
+        short = isinstance(condition, str) and len(condition) <= _SHORT_TEXT
+        bound = self._bound(condition) if short else self._bind(condition)
         return ItemBits(words_of(bound, self.columns, self._cache))
+
+    def _bind(self, condition: str) -> Bound:
+        return bind(parse_condition(condition), self.columns)
 
     def limited(self, column: str, count: int) -> AttributeColumn:
         """Return the column of which at most `count` items may have the same value.
