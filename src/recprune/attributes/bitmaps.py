@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.attributes.binding import Bound, CodeTest, Group, Ranges
-from recprune.attributes.column import AttributeColumn
+from recprune.attributes.column import NO_VALUE, AttributeColumn
 from recprune.search.question import mask_of
 from recprune.types import Int64Array, frozen
 
@@ -78,6 +78,8 @@ def code_words(column: AttributeColumn, ranges: Ranges, *, inverse: bool = False
     if column.is_list:
         mask = _listed(column, inside)
         return packed(~mask if inverse else mask)
+    if inside and inside[0][0] == NO_VALUE + 1 and column.is_whole:
+        inside[0] = (NO_VALUE, inside[0][1])  # the same items, by one comparison less
     outside = _outside(inside, column.num_codes)
     if len(outside) < len(inside):  # the fewer to compare with
         inside, inverse = outside, not inverse

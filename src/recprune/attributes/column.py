@@ -110,6 +110,11 @@ class AttributeColumn:
         return bool(value) if self.kind == "boolean" else value
 
     @cached_property
+    def is_whole(self) -> bool:
+        """Whether every item has a value."""
+        return bool(self.codes.all()) if self.offsets is None else False
+
+    @cached_property
     def postings(self) -> Postings:
         """The items of every code; made when first asked for."""
         owners = np.arange(self.num_items, dtype=np.uint32)
