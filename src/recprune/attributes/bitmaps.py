@@ -75,19 +75,22 @@ def _columns_of(bound: Bound) -> set[str]:
 def code_words(column: AttributeColumn, ranges: Ranges, *, inverse: bool = False) -> Words:
     """Return the items with a code in some ranges, or all others, as bits."""
     inside = _merged(ranges)
-    if column.is_list:
-        mask = _listed(column, inside)
-        return packed(~mask if inverse else mask)
-    if inside and inside[0][0] == NO_VALUE + 1 and column.is_whole:
-        inside[0] = (NO_VALUE, inside[0][1])  # the same items, by one comparison less
-    outside = _outside(inside, column.num_codes)
-    if len(outside) < len(inside):  # the fewer to compare with
-        inside, inverse = outside, not inverse
-    if len(inside) > _MOST_RANGES:
+    if not column.is_list:
+        if inside and inside[0][0] == NO_VALUE + 1 and column.is_whole:
+            inside[0] = (NO_VALUE, inside[0][1])  # the same items, by one comparison less
+        outside = _outside(inside, column.num_codes)
+        if len(outside) + (not inverse) <= len(inside):  # less to compare with, or nothing to turn
+            inside, inverse = outside, not inverse
+    if column.is_list or len(inside) > _MOST_RANGES:
         mask = _listed(column, inside)
     else:
         mask = _among(column.codes, inside, column.num_codes)
-    return packed(~mask if inverse else mask)
+    words = packed(mask)
+    if inverse:
+        np.invert(words, out=words)
+        if len(mask) % _BITS:
+            words[-1] &= np.uint64((1 << len(mask) % _BITS) - 1)
+    return words
 
 
 def _listed(column: AttributeColumn, ranges: list[tuple[int, int]]) -> NDArray[np.bool_]:
