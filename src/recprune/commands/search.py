@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from recprune.search.checks import checked_k
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, find_method
 from recprune.storage import read_npy
-from recprune.types import Boosts, InputError, Json
+from recprune.types import InputError, Json
 
 _MOST_DIGITS = 18  # of an item number: what an int64 surely holds
 
@@ -95,9 +96,9 @@ def _attributes(parsed: argparse.Namespace, index: Index) -> Attributes | None:
     return attributes
 
 
-def _boosts(given: tuple[list[str], list[float]]) -> Boosts:
+def _boosts(given: tuple[list[str], list[float]]) -> Any:
     items, values = given
     for item in items:
         if not (item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS):
             raise InputError(f"--boosts: {item!r} is not an item number")
-    return np.array([int(item) for item in items], np.int64), np.array(values, np.float32)
+    return [int(item) for item in items], values
