@@ -25,7 +25,7 @@ _VERSION = 1  # of the format
 # Of bits that are kept: five hundred conditions on a million items.
 _CACHE_BYTES = 64 << 20
 # Conditions that are not read again, and their longest text: some megabytes at most.
-_KEPT_TEXTS = 1_024
+_KEPT_TEXTS = 512
 _SHORT_TEXT = 256  # characters
 _MOST_COLUMNS = 1_000
 
