@@ -111,6 +111,21 @@ def test_what_is_explained_is_what_was_answered(service: Service) -> None:
         assert all(run["identical"] for run in found["explanation"]["methods"])
 
 
+def test_a_question_that_has_no_time_keeps_to_its_filters(service: Service) -> None:
+    asked: Json = {"where": "price > 20", "at_most": {"column": "brand", "count": 1}}
+    for timeout in (0.001, 5.0, 60_000.0):
+        found = service.recommend(history=HISTORY, k=10, timeout_ms=timeout, **asked)
+        items = Recommender.load(service_folder(service)).item_ids.find_all(items_of(found))
+        assert (items > 20).all()
+        limited = [item % 4 for item in items.tolist() if item % 4]
+        assert len({*limited}) == len(limited)
+    assert found["exact"] is True
+
+
+def service_folder(service: Service) -> Path:
+    return service.log.parent / "recommender"
+
+
 def test_columns_are_named(service: Service) -> None:
     ready = service.client.get("/readyz").json()
     assert ready["attributes"] == {"price": "number", "brand": "text", "tags": "list of text"}
