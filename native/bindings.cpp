@@ -166,6 +166,22 @@ const recprune::Kernels& kernels_in_use() {
     throw std::invalid_argument(message);
 }
 
+// What the kernels in use count with, by the names of the cost model.
+nb::dict costs_in_use() {
+    const recprune::Costs& costs = kernels_in_use().costs;
+    nb::dict named;
+    named["scan"] = costs.scan;
+    named["scanned_item"] = costs.scanned_item;
+    named["scan_growth"] = costs.scan_growth;
+    named["cells"] = costs.cells;
+    named["line"] = costs.line;
+    named["found_item"] = costs.found_item;
+    named["few_items"] = costs.few_items;
+    named["allowed_item"] = costs.allowed_item;
+    named["filtered_code"] = costs.filtered_code;
+    return named;
+}
+
 nb::tuple build_lists(const Matrix<std::uint8_t>& codes, std::size_t num_sub_items,
                       std::size_t threads) {
     using namespace recprune;
@@ -525,6 +541,15 @@ class SearchIndex {
                 throw recprune::QueryOverflow(query);
     }
 
+    // Lines of cells that the search of a query, given by its sub-item scores, would plan to visit.
+    double planned_lines(const Matrix<float>& sub_item_scores, std::size_t k) const {
+        if (sub_item_scores.shape(0) != view_.num_splits ||
+            sub_item_scores.shape(1) != view_.num_sub_items)
+            throw std::invalid_argument("sub_item_scores do not fit the index");
+        return recprune::planned_lines(view_, {.sub_item_scores = sub_item_scores.data(), .k = k},
+                                       kernels_in_use());
+    }
+
     // The codes of all items, item-major, put together from the lists.
     nb::ndarray<nb::numpy, std::uint8_t> codes_of_lists() const {
         if (!view_.lists) throw std::invalid_argument("there are no lists");
@@ -656,6 +681,7 @@ void add_building(nb::module_& module) {
         return names;
     });
     module.def("instruction_set", [] { return kernels_in_use().name; });
+    module.def("costs", &costs_in_use);
     module.def("record_fields", &record_fields);
     module.def("add_rows", &add_rows, "table"_a.noconvert(), "places"_a.noconvert(),
                "sums"_a.noconvert());
@@ -711,6 +737,7 @@ void add_index(nb::module_& module) {
         .def("check", &SearchIndex::check, "threads"_a)
         .def("sub_item_scores", &SearchIndex::sub_item_scores, "sequence_embeddings"_a.noconvert())
         .def("codes_of_lists", &SearchIndex::codes_of_lists)
+        .def("planned_lines", &SearchIndex::planned_lines, "sub_item_scores"_a.noconvert(), "k"_a)
         .def("refuse_overflow", &SearchIndex::refuse_overflow, "tables"_a.noconvert(),
              "largest_bias"_a, "largest_boosts"_a.noconvert().none())
         .def("search", &SearchIndex::search, "queries"_a.noconvert(), "are_scores"_a, "k"_a,

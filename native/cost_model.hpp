@@ -1,5 +1,6 @@
-// When which engine pays. All constants were found by trial; benchmarks/search.py shows their
-// effect, and no result hangs on them.
+// When which engine pays. No result hangs on it. What engines cost with an instruction set is
+// fitted to measurements by benchmarks/costs.py; the constants here were found by trial, and
+// benchmarks/shapes.py shows where the choice errs.
 #pragma once
 
 #include <algorithm>
@@ -38,9 +39,10 @@ class CostModel {
     bool few_are_allowed(std::size_t num_allowed) const {
         return allowed(num_allowed) < all_items();
     }
-    // The same for any other search.
+    // The same for cells, before anything is planned: under a mask they visit more lines than for
+    // the best item of all.
     bool very_few_are_allowed(std::size_t num_allowed) const {
-        return allowed(num_allowed) < costs_.cells;
+        return allowed(num_allowed) < costs_.cells + costs_.line * kFewestLines;
     }
 
     // `num_allowed` are all items where no mask says otherwise.
@@ -59,6 +61,9 @@ class CostModel {
     static constexpr double kUsualWanted = 10.0;
     // A scan takes longer, the more splits there are: each rejects less.
     static constexpr double kScanPower = 1.5;
+    // Lines that cells visit for the best item, about: of 300,000 to 2 million items, 3,000 to
+    // 5,000.
+    static constexpr double kFewestLines = 4000.0;
     // Items of a catalogue for each that is wanted: see codes_come_first.
     static constexpr double kItemsPerHiddenWanted = 3000.0;
     // Lines of a first round: so many for a catalogue of so many items if so many are wanted. More

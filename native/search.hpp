@@ -199,6 +199,19 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
     return Method::scan;
 }
 
+// Lines of cells that a query would plan to visit, for those who fit costs.
+inline double planned_lines(const IndexView& index, const Query& query, const Kernels& kernels) {
+    if (!index.cells) throw std::invalid_argument("there are no cells");
+    Deficits deficits(query, kernels, index.num_splits, index.num_sub_items);
+    const double slack = predicted_slack(index, query, kernels, deficits);
+    const Limits limits;
+    TopK top(query.k);
+    Stats stats;
+    CellSearch search(*index.cells, index.codes.data(), kernels, query, limits, deficits, top,
+                      stats);
+    return search.planned_lines(slack);
+}
+
 inline void search_lists(const IndexView& index, const Query& query, const Request& request,
                          const Limits& limits, TopK& top, Stats& stats) {
     Deficits deficits(query, *request.kernels, index.num_splits, index.num_sub_items);
@@ -344,6 +357,8 @@ inline Query query_of(const IndexView& index, const Batch& batch, const Kernels&
         query.num_allowed = batch.allow_rows > 1
                                 ? count_allowed(kernels, query.allow, index.num_items)
                                 : batch.num_allowed;
+        // Engines are faster without a mask than with one that hides nothing.
+        if (query.num_allowed == index.num_items) query.allow = nullptr;
     }
     return query;
 }

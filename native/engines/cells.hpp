@@ -58,19 +58,13 @@ class CellSearch {
     // Returns false if the caller should scan, with the threshold found so far. A search that
     // reached a limit returns true, and stats.exact says whether the stop was safe.
     bool run(const CellSettings& settings) {
-        // Of scores that float32 can hardly tell apart from infinity, nothing is predicted.
-        const double predicted = std::isfinite(settings.slack) ? settings.slack : 0.0;
-        double guess = std::max(predicted, kLeastGuess * deficits_.range());
+        double guess = first_guess(settings.slack);
         while (true) {
             // A threshold that a floor or boosted items have set may be of little use.
             const bool is_known = top_.full() && slack() <= guess;
-            const int most = kPairUnits * static_cast<int>(layout_.num_pairs());
-            deficits_.quantise(is_known ? slack() : guess,
-                               is_known ? most : static_cast<int>(kGuessShare * most));
-            // What is planned for is more than what is usually visited.
-            plan_.make(deficits_, kernels_, most, kPlannedLines * settings.most_lines);
-            const int limit =
-                is_known ? deficits_.limit(slack()) : static_cast<int>(kPlannedShare * most);
+            plan_for(guess, is_known, settings.most_lines);
+            const int limit = is_known ? deficits_.limit(slack())
+                                       : static_cast<int>(kPlannedShare * most_units());
             if (plan_.covers() < limit) return false;
             if (plan_.lines(deficits_.limit(is_known ? slack() : guess)) > settings.most_lines)
                 return false;
@@ -86,6 +80,13 @@ class CellSearch {
             guess *= kGuessGrowth;
             if (top_.full()) guess = std::min(guess, slack());
         }
+    }
+
+    // Lines that a search would plan to visit: what the costs of cells are counted by.
+    double planned_lines(double predicted_slack) {
+        const double guess = first_guess(predicted_slack);
+        plan_for(guess, false, std::numeric_limits<double>::infinity());
+        return plan_.lines(deficits_.limit(guess));
     }
 
   private:
@@ -141,6 +142,21 @@ class CellSearch {
         std::uint16_t sum;
         std::uint8_t pair;
     };
+
+    int most_units() const { return kPairUnits * static_cast<int>(layout_.num_pairs()); }
+
+    // Of scores that float32 can hardly tell apart from infinity, nothing is predicted.
+    double first_guess(double predicted_slack) const {
+        const double predicted = std::isfinite(predicted_slack) ? predicted_slack : 0.0;
+        return std::max(predicted, kLeastGuess * deficits_.range());
+    }
+
+    // Quantises for a slack that is known or guessed, and plans for more than is usually visited.
+    void plan_for(double guess, bool is_known, double most_lines) {
+        deficits_.quantise(is_known ? slack() : guess,
+                           is_known ? most_units() : static_cast<int>(kGuessShare * most_units()));
+        plan_.make(deficits_, kernels_, most_units(), kPlannedLines * most_lines);
+    }
 
     double slack() const { return deficits_.slack(top_.threshold(), limits_.over_inflation); }
 

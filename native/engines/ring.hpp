@@ -63,7 +63,7 @@ class RingPlan {
         for (std::size_t pair = 0; pair < num_pairs_; ++pair) {
             sort(deficits, kernels, 2 * pair, layout_.pairs[pair].second_codes);
             sort(deficits, kernels, 2 * pair + 1, 1);
-            count_lines(pair);
+            count_lines(kernels, pair);
         }
         choose(limit, most_lines);
     }
@@ -152,6 +152,7 @@ class RingPlan {
     // Units by which a pair goes deeper at a time, and steps of that size that it may take.
     static constexpr int kStepUnits = 4;
     static constexpr std::size_t kSteps = kMaxNarrowSubItems / kStepUnits;
+    static_assert(kSteps == kConvolved);
     static constexpr std::size_t kDepth = kSteps * kStepUnits;
     static_assert((kSteps - 1) * kStepUnits - 1 < kFullDeficit);
     static constexpr float kTooDeep = std::numeric_limits<float>::infinity();
@@ -186,21 +187,21 @@ class RingPlan {
     }
 
     // How many lines the cells of a pair have that it gains with each step, about.
-    void count_lines(std::size_t pair) {
+    void count_lines(const Kernels& kernels, std::size_t pair) {
         const SortedSplit& first = sorted_[2 * pair];
         const SortedSplit& second = sorted_[2 * pair + 1];
         std::array<float, 2 * kSteps> within{};  // zeros first: nothing is within less than 0
         for (std::size_t step = 0; step < kSteps; ++step)
             within[kSteps + step] = second.within_[kStepUnits * step + kStepUnits / 2];
-        LineCounts lines{};
+        std::array<float, kSteps> counts;
         std::size_t before = 0;
         for (std::size_t step = 0; step < kSteps; ++step) {
             const std::size_t up_to = first.within_[kStepUnits * step + kStepUnits - 1];
-            const auto count = static_cast<float>(up_to - before);
+            counts[step] = static_cast<float>(up_to - before);
             before = up_to;
-            const float* row = within.data() + kSteps - step;
-            for (std::size_t at = 0; at < kSteps; ++at) lines[at] += count * row[at];
         }
+        LineCounts lines;
+        kernels.convolve(counts.data(), within.data() + kSteps, lines.data());
         const auto per_cell = static_cast<float>(layout_.pairs[pair].lines_per_cell());
         for (std::size_t step = kSteps - 1; step > 0; --step)
             lines[step] = per_cell * (lines[step] - lines[step - 1]);

@@ -229,7 +229,11 @@ RECPRUNE_AVX2 std::size_t select_avx2(const std::uint8_t* deficits, int limit,
 
 RECPRUNE_AVX2 void tilt_avx2(const float* values, const float* weights, std::size_t count,
                              float highest, float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
+    tilt_body<32>(values, weights, count, highest, tilt, sums);
+}
+
+RECPRUNE_AVX2 void convolve_avx2(const float* counts, const float* values, float* sums) {
+    convolve_body<32>(counts, values, sums);
 }
 
 // Every machine with AVX2 counts bits in one instruction.
@@ -311,15 +315,15 @@ Kernels avx2_kernels() {
     return {
         .name = "avx2",
         // A scan is bound by look-ups, not by memory.
-        .costs = {.scan = 240e3,
-                  .scanned_item = 0.5,
-                  .scan_growth = 0.29,
-                  .cells = 48e3,
-                  .line = 32.0,
-                  .found_item = 470.0,
-                  .few_items = 120'000,
-                  .allowed_item = 8.0,
-                  .filtered_code = 0.75},
+        .costs = {.scan = 79.2e3,
+                  .scanned_item = 0.481,
+                  .scan_growth = 0.222,
+                  .cells = 20.3e3,
+                  .line = 16.8,
+                  .found_item = 781.0,
+                  .few_items = 105'000,
+                  .allowed_item = 9.73,
+                  .filtered_code = 1.0},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
         .quantise = quantise_avx2,
@@ -330,6 +334,7 @@ Kernels avx2_kernels() {
         .count_bits = count_bits_popcnt,
         .filter_lines = filter_lines_avx2,
         .select = select_avx2,
+        .convolve = convolve_avx2,
         .tilt = tilt_avx2,
     };
 }

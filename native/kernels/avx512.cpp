@@ -8,9 +8,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 
+#include "kernels/avx512_lines.hpp"
 #include "kernels/avx512_tables.hpp"
 #include "kernels/bodies.hpp"
 #include "kernels/code_filters.hpp"
@@ -22,6 +22,12 @@ namespace {
 
 constexpr std::size_t kFloats = 16;  // that a register holds
 static_assert(kBytes == kLineBytes);
+
+alignas(kBytes) constexpr std::array<std::uint8_t, kBytes> kCounting = [] {
+    std::array<std::uint8_t, kBytes> counting{};
+    for (std::size_t b = 0; b < kBytes; ++b) counting[b] = static_cast<std::uint8_t>(b);
+    return counting;
+}();
 
 RECPRUNE_AVX512 inline __m512i add_rows_avx512(const CodeRow* rows, std::size_t count,
                                                std::size_t block, __m512i totals) {
@@ -204,11 +210,6 @@ RECPRUNE_AVX512 std::size_t count_bits_avx512(const std::uint64_t* words, std::s
 
 RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limit,
                                           std::uint8_t* selected) {
-    alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kCounting = [] {
-        std::array<std::uint8_t, kBytes> counting{};
-        for (std::size_t b = 0; b < kBytes; ++b) counting[b] = static_cast<std::uint8_t>(b);
-        return counting;
-    }();
     const __m512i limits = _mm512_set1_epi8(static_cast<char>(limit));
     __m512i ids = _mm512_load_si512(kCounting.data());
     std::size_t found = 0;
@@ -222,100 +223,25 @@ RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limi
     return found;
 }
 
-RECPRUNE_AVX512 void tilt_avx512(const float* values, const float* weights, std::size_t count,
-                                 float highest, float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
-}
-
-// Four lines, turned so that each register has the codes of one split.
-struct FourLines {
-    __m512i codes[4];
-};
-
-RECPRUNE_AVX512 inline FourLines load_four_lines(const std::uint8_t* lines,
-                                                 const std::uint32_t* numbers) {
-    __m512i whole[4];
-    for (std::size_t at = 0; at < 4; ++at)
-        whole[at] = _mm512_loadu_si512(lines + std::size_t{numbers[at]} * kLineBytes);
-    const __m512i near01 = _mm512_shuffle_i64x2(whole[0], whole[1], 0x44);
-    const __m512i near23 = _mm512_shuffle_i64x2(whole[2], whole[3], 0x44);
-    const __m512i far01 = _mm512_shuffle_i64x2(whole[0], whole[1], 0xEE);
-    const __m512i far23 = _mm512_shuffle_i64x2(whole[2], whole[3], 0xEE);
-    return {{_mm512_shuffle_i64x2(near01, near23, 0x88), _mm512_shuffle_i64x2(near01, near23, 0xDD),
-             _mm512_shuffle_i64x2(far01, far23, 0x88), _mm512_shuffle_i64x2(far01, far23, 0xDD)}};
-}
-
-// A limit that may be more than a byte holds.
-class ByteLimit {
-  public:
-    RECPRUNE_AVX512 explicit ByteLimit(int limit)
-        : bytes_(_mm512_set1_epi8(static_cast<char>(std::min(limit, kFullDeficit)))),
-          beyond_(_mm512_set1_epi8(
-              static_cast<char>(std::clamp(limit - kFullDeficit, 0, kFullDeficit)))) {}
-
-    // What a deficit leaves of it, at most 255.
-    RECPRUNE_AVX512 __m512i less(__m512i deficits) const {
-        return _mm512_subs_epu8(bytes_, _mm512_subs_epu8(deficits, beyond_));
-    }
-
-  private:
-    __m512i bytes_;
-    __m512i beyond_;
-};
-
 // Four lines at a time, without a branch that could be mispredicted but for one: whether more than
 // 16 items of four lines pass, which is rare.
 RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const LineBatch& batch,
                                                 const std::uint8_t* const* tables, int two,
                                                 int three, std::uint32_t* survivors) {
-    constexpr std::size_t kLines = kBytes / kLineItems;
-    alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kLine = [] {
-        std::array<std::uint8_t, kBytes> line{};
-        for (std::size_t lane = 0; lane < kBytes; ++lane)
-            line[lane] = static_cast<std::uint8_t>(lane / kLineItems);
-        return line;
-    }();
-    alignas(kBytes) static constexpr std::array<std::uint8_t, kBytes> kCounting = [] {
-        std::array<std::uint8_t, kBytes> counting{};
-        for (std::size_t b = 0; b < kBytes; ++b) counting[b] = static_cast<std::uint8_t>(b);
-        return counting;
-    }();
-    const __m512i line_of_lane = _mm512_load_si512(kLine.data());
     const __m512i lanes = _mm512_load_si512(kCounting.data());
-    const ByteLimit near_limit(two);
-    const ByteLimit far_limit(three);
+    const ChainLimits limits(two, three);
     const Table near_low = load_table(tables[0]);
     const Table near_high = load_table(tables[1]);
     const Table far_low = load_table(tables[2]);
     const Table far_high = load_table(tables[3]);
     std::size_t found = 0;
-    for (std::size_t at = batch.begin; at < batch.end; at += kLines) {
-        for (std::size_t line = 0; line < kLines; ++line)
-            prefetch_line(lines, batch, at + kLinesAhead + line);
-        const std::size_t left = batch.end - at;
-        std::uint32_t numbers[kLines];
-        std::uint32_t deficits = 0;
-        __mmask64 there = ~__mmask64{0};
-        if (left >= kLines) {
-            std::memcpy(numbers, batch.lines + at, sizeof numbers);
-            std::memcpy(&deficits, batch.deficits + at, sizeof deficits);
-        } else {
-            for (std::size_t line = 0; line < kLines; ++line)
-                numbers[line] = batch.lines[at + std::min(line, left - 1)];
-            std::memcpy(&deficits, batch.deficits + at, left);
-            there = (__mmask64{1} << left * kLineItems) - 1;
-        }
-        const FourLines four = load_four_lines(lines, numbers);
-        const __m512i own =
-            _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(deficits)), line_of_lane);
+    for (std::size_t at = batch.begin; at < batch.end; at += kLinesAtOnce) {
+        const FourLines four = load_four_lines(lines, batch, at);
         const __m512i near =
             _mm512_adds_epu8(look_up(near_low, four.codes[0]), look_up(near_high, four.codes[1]));
         const __m512i far =
             _mm512_adds_epu8(look_up(far_low, four.codes[2]), look_up(far_high, four.codes[3]));
-        const __mmask64 near_passing =
-            _mm512_mask_cmple_epu8_mask(there, near, near_limit.less(own));
-        const __mmask64 passing = _mm512_mask_cmple_epu8_mask(
-            near_passing, _mm512_adds_epu8(near, far), far_limit.less(own));
+        const __mmask64 passing = limits.find_within(four, near, far);
         const __m512i first = _mm512_set1_epi32(static_cast<int>(at * kLineItems));
         const __m512i packed = _mm512_maskz_compress_epi8(passing, lanes);
         const auto count = static_cast<std::size_t>(__builtin_popcountll(passing));
@@ -340,15 +266,15 @@ Kernels avx512_kernels() {
     const Kernels without_vbmi = avx512bw_kernels();
     return {
         .name = "avx512",
-        .costs = {.scan = 95e3,
-                  .scanned_item = 0.17,
-                  .scan_growth = 0.11,
-                  .cells = 33e3,
-                  .line = 13.0,
-                  .found_item = 280.0,
-                  .few_items = 70'000,
-                  .allowed_item = 8.0,
-                  .filtered_code = 0.29},
+        .costs = {.scan = 27e3,
+                  .scanned_item = 0.153,
+                  .scan_growth = 0.167,
+                  .cells = 13.3e3,
+                  .line = 7.53,
+                  .found_item = 429.0,
+                  .few_items = 49'200,
+                  .allowed_item = 12.7,
+                  .filtered_code = 0.337},
         .refinements = 0,
         .sub_item_scores = without_vbmi.sub_item_scores,
         .quantise = without_vbmi.quantise,
@@ -359,7 +285,8 @@ Kernels avx512_kernels() {
         .count_bits = count_bits_avx512,
         .filter_lines = filter_lines_avx512,
         .select = select_avx512,
-        .tilt = tilt_avx512,
+        .convolve = without_vbmi.convolve,
+        .tilt = without_vbmi.tilt,
     };
 }
 

@@ -11,9 +11,9 @@
 
 #include "kernels/kernels.hpp"
 
-#define RECPRUNE_AVX512 \
-    __attribute__((     \
-        target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vl,bmi,popcnt")))
+#define RECPRUNE_AVX512    \
+    __attribute__((target( \
+        "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512bitalg,bmi,popcnt")))
 
 namespace recprune {
 

@@ -10,11 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/avx512_lines.hpp"
 #include "kernels/bodies.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/two_stages.hpp"
-
-#define RECPRUNE_AVX512BW __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi,popcnt")))
 
 namespace recprune {
 
@@ -317,66 +316,45 @@ RECPRUNE_AVX512BW std::size_t filter_blocks_avx512bw(const CodeRow* rows, std::s
                               find_within_avx512bw, add_rows_avx512bw);
 }
 
-// Cells. Four tables of 256 bytes, in pieces of 16 that lie side by side: each quarter of a
-// register looks the codes of its split up, so that one look-up is that of a whole line.
-struct FourTables {
-    __m512i pieces[16];
-};
-
-RECPRUNE_AVX512BW inline FourTables load_four_tables(const std::uint8_t* const* tables) {
-    FourTables four;
-    for (std::size_t piece = 0; piece < 16; ++piece) {
-        alignas(kBytes) std::uint8_t bytes[kBytes];
-        for (std::size_t table = 0; table < 4; ++table)
-            std::copy_n(tables[table] + 16 * piece, 16, bytes + 16 * table);
-        four.pieces[piece] = _mm512_load_si512(bytes);
-    }
-    return four;
+RECPRUNE_AVX512BW void tilt_avx512bw(const float* values, const float* weights, std::size_t count,
+                                     float highest, float tilt, float* sums) {
+    tilt_body<64>(values, weights, count, highest, tilt, sums);
 }
 
-// The lower four bits of a code are looked up in all pieces, and the upper four choose one.
-RECPRUNE_AVX512BW inline __m512i look_up_line(const FourTables& tables, __m512i codes) {
-    const __m512i low = _mm512_and_si512(codes, _mm512_set1_epi8(15));
-    __m512i left[8];
-    const __mmask64 bit4 = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16));
-    for (std::size_t piece = 0; piece < 8; ++piece)
-        left[piece] = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(tables.pieces[2 * piece], low),
-                                               bit4, tables.pieces[2 * piece + 1], low);
-    const __mmask64 bit5 = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(32));
-    for (std::size_t piece = 0; piece < 4; ++piece)
-        left[piece] = _mm512_mask_blend_epi8(bit5, left[2 * piece], left[2 * piece + 1]);
-    const __mmask64 bit6 = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(64));
-    for (std::size_t piece = 0; piece < 2; ++piece)
-        left[piece] = _mm512_mask_blend_epi8(bit6, left[2 * piece], left[2 * piece + 1]);
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), left[0], left[1]);
+RECPRUNE_AVX512BW void convolve_avx512bw(const float* counts, const float* values, float* sums) {
+    convolve_body<64>(counts, values, sums);
 }
 
+// Four lines at a time. What passes, about one item of these, is written without a branch as long
+// as it is one.
 RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
                                                     const LineBatch& batch,
                                                     const std::uint8_t* const* tables, int two,
                                                     int three, std::uint32_t* survivors) {
-    const FourTables four = load_four_tables(tables);
+    const ChainLimits limits(two, three);
+    WordTable lower[4];
+    WordTable upper[4];
+    for (std::size_t table = 0; table < 4; ++table) {
+        lower[table] = load_128(tables[table]);
+        upper[table] = load_128(tables[table] + 2 * kBytes);
+    }
     std::size_t found = 0;
-    for (std::size_t at = batch.begin; at < batch.end; ++at) {
-        prefetch_line(lines, batch, at + kLinesAhead);
-        const __m512i deficits = look_up_line(
-            four, _mm512_loadu_si512(lines + std::size_t{batch.lines[at]} * kLineBytes));
-        // Near and far sums, then both.
-        const __m256i halves = _mm256_adds_epu8(
-            _mm512_castsi512_si256(_mm512_shuffle_i64x2(deficits, deficits, 0x08)),
-            _mm512_castsi512_si256(_mm512_shuffle_i64x2(deficits, deficits, 0x0D)));
-        const __m128i near = _mm256_castsi256_si128(halves);
-        const __m128i both = _mm_adds_epu8(near, _mm256_extracti128_si256(halves, 1));
-        const int own = batch.deficits[at];
-        const __m128i near_limits =
-            _mm_set1_epi8(static_cast<char>(std::min(two - own, kFullDeficit)));
-        const __m128i far_limits =
-            _mm_set1_epi8(static_cast<char>(std::min(three - own, kFullDeficit)));
-        unsigned passing =
-            _mm_mask_cmple_epu8_mask(_mm_cmple_epu8_mask(near, near_limits), both, far_limits);
-        for (; passing; passing &= passing - 1)
-            survivors[found++] = static_cast<std::uint32_t>(
-                at * kLineItems + static_cast<std::size_t>(std::countr_zero(passing)));
+    for (std::size_t at = batch.begin; at < batch.end; at += kLinesAtOnce) {
+        const FourLines four = load_four_lines(lines, batch, at);
+        __m512i deficits[4];
+        for (std::size_t table = 0; table < 4; ++table)
+            deficits[table] = look_up_256(lower[table], upper[table], four.codes[table]);
+        const std::uint64_t passing =
+            limits.find_within(four, _mm512_adds_epu8(deficits[0], deficits[1]),
+                               _mm512_adds_epu8(deficits[2], deficits[3]));
+        const std::size_t first = at * kLineItems;
+        auto write = [&](std::uint64_t mask) {
+            survivors[found] = static_cast<std::uint32_t>(
+                first + static_cast<std::size_t>(std::countr_zero(mask)));
+            found += mask != 0;
+        };
+        write(passing);
+        for (std::uint64_t rest = passing & (passing - 1); rest; rest &= rest - 1) write(rest);
     }
     return found;
 }
@@ -386,15 +364,15 @@ RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
 Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();
     kernels.name = "avx512bw";
-    kernels.costs = {.scan = 150e3,
-                     .scanned_item = 0.26,
-                     .scan_growth = 0.185,
-                     .cells = 45e3,
-                     .line = 20.5,
-                     .found_item = 470.0,
-                     .few_items = 80'000,
-                     .allowed_item = 8.0,
-                     .filtered_code = 0.75};
+    kernels.costs = {.scan = 57.1e3,
+                     .scanned_item = 0.253,
+                     .scan_growth = 0.209,
+                     .cells = 14.1e3,
+                     .line = 9.08,
+                     .found_item = 491.0,
+                     .few_items = 46'700,
+                     .allowed_item = 12.2,
+                     .filtered_code = 0.986};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;
@@ -402,6 +380,8 @@ Kernels avx512bw_kernels() {
     kernels.find_blocks = find_blocks_avx512bw;
     kernels.filter_blocks = filter_blocks_avx512bw;
     kernels.filter_lines = filter_lines_avx512bw;
+    kernels.convolve = convolve_avx512bw;
+    kernels.tilt = tilt_avx512bw;
     return kernels;
 }
 

@@ -57,12 +57,20 @@ RECPRUNE_BODY void quantise_body(const float* scores, std::size_t count, double 
     }
 }
 
-// Sixteen numbers side by side, in as many registers as the instruction set needs for them.
-using Floats [[gnu::vector_size(64)]] = float;
-using Integers [[gnu::vector_size(64)]] = std::int32_t;
+// Numbers side by side, as many as a register of the instruction set holds: of more, compilers make
+// a detour through memory.
+template <std::size_t bytes>
+struct Register {
+    using Floats [[gnu::vector_size(bytes)]] = float;
+    using Integers [[gnu::vector_size(bytes)]] = std::int32_t;
+    static constexpr std::size_t kLanes = bytes / sizeof(float);
+};
 
 // e^x for x ≤ 0, to about a thousandth: 2^whole by its bits, times a polynomial.
-RECPRUNE_BODY void about_exp(Floats& x) {
+template <std::size_t bytes>
+RECPRUNE_BODY void about_exp(typename Register<bytes>::Floats& x) {
+    using Floats = typename Register<bytes>::Floats;
+    using Integers = typename Register<bytes>::Integers;
     constexpr float kLog2E = 1.44269504f;
     constexpr float kLowest = -120.0f;
     x *= kLog2E;
@@ -73,9 +81,11 @@ RECPRUNE_BODY void about_exp(Floats& x) {
     x = (1.0f + rest * (0.69290f + rest * (0.23840f + rest * 0.04560f))) * (Floats)power;
 }
 
+template <std::size_t bytes>
 RECPRUNE_BODY void tilt_body(const float* values, const float* weights, std::size_t count,
                              float highest, float tilt, float* sums) {
-    constexpr std::size_t kLanes = sizeof(Floats) / sizeof(float);
+    using Floats = typename Register<bytes>::Floats;
+    constexpr std::size_t kLanes = Register<bytes>::kLanes;
     Floats totals[3] = {};
     for (std::size_t first = 0; first < count; first += kLanes) {
         Floats deficits = highest - Floats{};
@@ -90,7 +100,7 @@ RECPRUNE_BODY void tilt_body(const float* values, const float* weights, std::siz
         }
         deficits = highest - deficits;
         Floats factors = deficits * -tilt;
-        about_exp(factors);
+        about_exp<bytes>(factors);
         shares *= factors;
         totals[0] += shares;
         totals[1] += shares * deficits;
@@ -99,6 +109,25 @@ RECPRUNE_BODY void tilt_body(const float* values, const float* weights, std::siz
     for (std::size_t power = 0; power < 3; ++power) {
         sums[power] = 0.0f;
         for (std::size_t lane = 0; lane < kLanes; ++lane) sums[power] += totals[power][lane];
+    }
+}
+
+template <std::size_t bytes>
+RECPRUNE_BODY void convolve_body(const float* counts, const float* values, float* sums) {
+    using Floats = typename Register<bytes>::Floats;
+    constexpr std::size_t kLanes = Register<bytes>::kLanes;
+    constexpr std::size_t kAtOnce = 4;  // sums that stay in registers
+    for (std::size_t first = 0; first < kConvolved; first += kAtOnce * kLanes) {
+        Floats totals[kAtOnce] = {};
+        for (std::size_t j = 0; j < kConvolved; ++j) {
+            if (counts[j] == 0.0f) continue;
+            for (std::size_t part = 0; part < kAtOnce; ++part) {
+                Floats shifted;
+                std::memcpy(&shifted, values + first + part * kLanes - j, sizeof shifted);
+                totals[part] += counts[j] * shifted;
+            }
+        }
+        std::memcpy(sums + first, totals, sizeof totals);
     }
 }
 

@@ -55,6 +55,9 @@ struct FoundBlocks {
 // Splits that filter_codes has room for.
 constexpr std::size_t kMostFilteredSplits = 64;
 
+// Numbers that `convolve` takes and returns.
+constexpr std::size_t kConvolved = 64;
+
 // Items of a line of the cell layout, of which it has four codes each: one cache line, and one
 // register of AVX-512. Part of the saved format.
 constexpr std::size_t kLineItems = 16;
@@ -74,14 +77,14 @@ struct LineBatch {
     std::size_t count;
 };
 
-// What searching costs with a table of kernels. Found by trial; benchmarks/search.py shows the
-// effect, and no result hangs on it.
+// What searching costs with a table of kernels: the geometric mean of what benchmarks/costs.py has
+// fitted on several machines (docs/measured); NEON's are guesses. No result hangs on it.
 struct Costs {
     double scan;            // nanoseconds for a scan, however few items there are
     double scanned_item;    // nanoseconds for an item of it, if eight splits and the best ten
     double scan_growth;     // the power of K with which these grow
-    double cells;           // nanoseconds for a search by cells, however few lines it visits
-    double line;            // nanoseconds for a line of cells
+    double cells;           // nanoseconds for planning which cells are visited
+    double line;            // nanoseconds for a line that is planned to be visited
     double found_item;      // nanoseconds that a wanted item costs more if it is found by cells
     std::size_t few_items;  // a catalogue of fewer is filtered as it comes, not by lists or cells
     double allowed_item;    // nanoseconds for an item that is scored for being one of few allowed
@@ -144,6 +147,10 @@ struct Kernels {
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for kSelectRoom.
     std::size_t (*select)(const std::uint8_t* deficits, int limit, std::uint8_t* selected);
+
+    // sums[i] = Σ_j counts[j] · values[i − j], kConvolved of each; as many zeros are before the
+    // first value.
+    void (*convolve)(const float* counts, const float* values, float* sums);
 
     // sums[i] = Σ_b weights[b] · d_b^i · e^(−tilt · d_b) for i = 0, 1, 2 and d_b = highest −
     // values[b], about: no result hangs on it.

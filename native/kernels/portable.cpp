@@ -128,7 +128,11 @@ std::size_t select_portable(const std::uint8_t* deficits, int limit, std::uint8_
 
 void tilt_portable(const float* values, const float* weights, std::size_t count, float highest,
                    float tilt, float* sums) {
-    tilt_body(values, weights, count, highest, tilt, sums);
+    tilt_body<16>(values, weights, count, highest, tilt, sums);
+}
+
+void convolve_portable(const float* counts, const float* values, float* sums) {
+    convolve_body<16>(counts, values, sums);
 }
 
 }  // namespace
@@ -137,15 +141,15 @@ Kernels portable_kernels() {
     return {
         .name = "portable",
         // Look-ups, one after the other, are what both a scan and a line mostly wait for.
-        .costs = {.scan = 160e3,
-                  .scanned_item = 2.5,
-                  .scan_growth = 0.06,
-                  .cells = 60e3,
-                  .line = 38.0,
-                  .found_item = 300.0,
-                  .few_items = 110'000,
-                  .allowed_item = 9.0,
-                  .filtered_code = 2.2},
+        .costs = {.scan = 80.9e3,
+                  .scanned_item = 2.28,
+                  .scan_growth = 0.0698,
+                  .cells = 25.2e3,
+                  .line = 31.7,
+                  .found_item = 518.0,
+                  .few_items = 121'000,
+                  .allowed_item = 9.56,
+                  .filtered_code = 2.44},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
         .quantise = quantise_portable,
@@ -156,6 +160,7 @@ Kernels portable_kernels() {
         .count_bits = count_bits_portable,
         .filter_lines = filter_lines_portable,
         .select = select_portable,
+        .convolve = convolve_portable,
         .tilt = tilt_portable,
     };
 }

@@ -43,6 +43,7 @@ _SLOW = {"pqtopk", "recjpqprune", "default", *PEERS}  # these get fewer queries
 # Untimed queries. A method that streams through gigabytes empties the caches: over 100 M items, the
 # next one takes so many queries to be as fast as when it runs alone.
 WARM = 10
+_SAFE = 0.7  # share of the memory that an index and what methods add to it may fill
 _SECONDS = 600.0  # that the queries of one method may take
 _HARDWARE = ("cpu", "cores", "memory_gigabytes")  # by which machines are distinguished
 _PUBLISHED_MS = 1_408  # PQTopK, 100 M items, M = 8 (Petrov et al., RecSys 2024)
@@ -69,8 +70,12 @@ def measure(
     searches: dict[str, Search] = {}
     left_out: dict[str, str] = {}
     dense_bytes = 4 * num_items * _WIDTH
+    list_bytes = 4 * num_items * num_splits
     for name in _METHODS:
         method: str | Method = name
+        if name == "recjpqprune" and described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory:
+            left_out[name] = f"needs {list_bytes / 1e9:,.0f} GB of posting lists beside the index"
+            continue
         if name == "default":
             if dense_bytes > memory // 2:
                 left_out[name] = f"needs {dense_bytes / 1e9:,.0f} GB of item vectors"
