@@ -29,6 +29,7 @@ PACKAGES = [
     "preparation",
     "search",
     "live",
+    "attributes",
     "models",
     "evaluation",
     "training",

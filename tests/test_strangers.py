@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recprune import METHODS, Codebook, Index, InputError, LiveIndex, assign_random
+from recprune import METHODS, Attributes, Codebook, Index, InputError, LiveIndex, assign_random
 from recprune._native import instruction_sets
+from recprune.attributes.diversity import Limit, within
+from recprune.data.identifiers import RowNumbers
 from recprune.models.repeats import event_features
 from recprune.models.transitions import count_transitions
 from recprune.preparation.cold_items import ColdItems
@@ -27,11 +30,13 @@ from recprune.preparation.holdout import temporal_holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender import Recommender
 from recprune.search import reference
+from recprune.search.question import mask_of
 from recprune.shards.answers import answer
 from recprune.shards.folder import load_shard, read_folder, shard_folder, write_shards
 from recprune.shards.wire import method_to_json, pack
 from recprune.storage import json_checksum, read_manifest
 from recprune.types import RecpruneError
+from tests.support.attribute_cases import attributes_of, some_rows
 from tests.support.live_cases import Shop
 from tests.support.small_models import walks
 from tests.support.strangers import Stranger
@@ -68,7 +73,11 @@ def save_prepared(folder: Path, ids: str) -> None:
     prepare(holdout, codebook, {"holdout": "temporal"}, cold).save(folder)
 
 
-def save_recommender(folder: Path, ids: str) -> None:
+def save_attributes(folder: Path) -> None:
+    attributes_of(some_rows(random.Random(4), [*range(90)]), 100).save(folder)
+
+
+def save_recommender(folder: Path, ids: str, *, attributes: bool = False) -> None:
     torch = pytest.importorskip("torch")
     from recprune.models.architectures import build_model
     from recprune.models.settings import Settings
@@ -80,7 +89,13 @@ def save_recommender(folder: Path, ids: str) -> None:
     settings = Settings().with_values(values | {"transitions": 2})
     model = build_model(settings.model, prepared.codes, prepared.num_sub_items)
     model.successors = count_transitions(prepared)
-    Recommender.from_model(prepared, model, settings).save(folder)
+    recommender = Recommender.from_model(prepared, model, settings)
+    if attributes:
+        count = prepared.num_items
+        recommender = recommender.with_attributes(
+            attributes_of(some_rows(random.Random(5), [*range(count)]), count)
+        )
+    recommender.save(folder)
 
 
 def save_live(folder: Path, ids: str) -> None:
@@ -231,6 +246,52 @@ def try_recommender(folder: Path, rng: np.random.Generator, patch: pytest.Monkey
     use_index(recommender.index, rng, patch)
 
 
+def use_attributes(attributes: Attributes, rng: np.random.Generator) -> None:
+    """Conditions are true of what the arrays say, item by item."""
+    count = attributes.num_items
+    for name, column in attributes.columns.items():
+        place = int(rng.integers(len(column.values))) + 1 if len(column.values) else 0
+        value = column.value_of(place)
+        written = f"`{name.replace('`', '``')}`"
+        lists = [column.codes[item : item + 1] for item in range(count)]
+        if column.offsets is not None:
+            lists = np.split(column.codes, column.offsets[1:-1]) if count else []
+        expected = {f"{written} is null": [0 in codes for codes in lists]}
+        if value is not None and not isinstance(value, str) and column.kind != "time":
+            text = str(value).lower() if isinstance(value, bool) else repr(value)
+            test = f"{text} in {written}" if column.is_list else f"{written} in ({text})"
+            if np.isfinite(value):
+                expected[test] = [place in codes for codes in lists]
+        for test, found in expected.items():
+            assert mask_of(attributes.where(test).words, count).tolist() == found, test
+        if not column.is_list:
+            assert within(Limit(column, 2), np.arange(count)).sum() <= count
+
+
+def try_attributes(folder: Path, rng: np.random.Generator, _: pytest.MonkeyPatch) -> None:
+    attributes = Attributes.load(folder, verify=bool(rng.integers(2)))
+    use_attributes(attributes, rng)
+    first = next(iter(attributes.columns), None)
+    if first is not None and attributes.columns[first].kind == "text":
+        rows: dict[str, Any] = {"item_id": [0], first: [["x"]]}
+        if not attributes.columns[first].is_list:
+            rows[first] = ["x"]
+        use_attributes(attributes.updated(rows, RowNumbers(attributes.num_items)), rng)
+
+
+def try_filters(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    recommender = Recommender.load(folder, encoder="onnx", verify=bool(rng.integers(2)))
+    attributes = recommender.attributes
+    if attributes is None:
+        return
+    use_attributes(attributes, rng)
+    single = [name for name, column in attributes.columns.items() if not column.is_list]
+    for name in single:
+        found = recommender.recommend([[], recommender.item_ids.take([0])], 5, at_most=(name, 1))
+        assert found.ids.max() < len(recommender.item_ids)
+    use_index(recommender.index, rng, patch)
+
+
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     # How it is saved, how it is used, and how many changes are tried in an ordinary run.
     "full": (lambda to: save_index(to, "full", 30, 8, bias=True), try_index, 100),
@@ -247,6 +308,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "prepared": (lambda to: save_prepared(to, "strings"), try_prepared, 100),
     "prepared, integers": (lambda to: save_prepared(to, "integers"), try_prepared, 40),
     "codebook": (lambda to: assign_random(50, num_splits=2, num_sub_items=9).save(to), try_codebook, 40),
+    "attributes": (save_attributes, try_attributes, 150),
+    "filters": (lambda to: save_recommender(to, "integers", attributes=True), try_filters, 40),
     "recommender": (lambda to: save_recommender(to, "strings"), try_recommender, 50),
     "recommender, integers": (lambda to: save_recommender(to, "integers"), try_recommender, 20),
 }  # fmt: skip

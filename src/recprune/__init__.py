@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recprune import types as _types
 
 if TYPE_CHECKING:
+    from recprune.attributes.attributes import Attributes
     from recprune.data.content import Content, read_content
     from recprune.data.identifiers import ExternalIds, IntegerIds, StringIds
     from recprune.data.interactions import (
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "PRESETS",
+    "Attributes",
     "Auto",
     "BadRows",
     "Cells",
@@ -156,6 +158,7 @@ __version__ = _types.VERSION
 # Where they live. A module is imported when something in it is first asked for: training runs where
 # the compiled search is missing, and a search never waits for what it does not need.
 _HOMES = {
+    "Attributes": "attributes.attributes",
     "Auto": "search.methods",
     "BadRows": "data.interactions",
     "Cells": "search.methods",

@@ -55,6 +55,11 @@ COMMANDS = {
         "Put a trained model and the catalogue of its prepared log together: one folder that "
         "recommends without torch.",
     ),
+    "attributes": (
+        "give items attributes, for filters: prices, brands, what is in stock",
+        "Read what items are like from a Parquet or Arrow file, a row an item, and keep it with a "
+        "recommender, or in a folder of its own for an index: for conditions on answers.",
+    ),
     "evaluate": (
         "judge a trained model on its test users, beside baselines",
         "Rank the full catalogue for the test users of a prepared log, by a trained model and by "

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.attributes.attributes import Attributes
+from recprune.attributes.bitmaps import packed
+from recprune.attributes.diversity import Limit, search_at_most, within
 from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
@@ -63,7 +66,9 @@ if TYPE_CHECKING:
     from recprune.training.loop import EpochReport
 
 KIND = "recommender"
-_VERSION = 5  # of the format
+_VERSION = 6  # of the format
+_WITHOUT_ATTRIBUTES = 5  # version in which one that has none is written, as it always was
+_OLDEST = 3  # version that is still read
 
 _TABLE = "encoder_table_"  # begins the names of what the encoder looks up
 
@@ -103,14 +108,20 @@ class Recommender:
         export: Callable[[], ExportedEncoder],
         successors: SuccessorTable | None = None,
         activity: Activity | None = None,
+        attributes: Attributes | None = None,
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
+        if attributes is not None and attributes.num_items != len(item_ids):
+            raise InputError(
+                f"attributes are of {attributes.num_items} items, the catalogue has {len(item_ids)}"
+            )
         self.index = index
         self.encoder = encoder
         self.item_ids = item_ids
         self.popularity = popularity  # training interactions of every item
         self.settings = settings  # of the model, its training and its data
+        self.attributes = attributes  # of the items, for `where` and `at_most`
         self._weights = weights
         model_settings = Settings.from_json({"model": settings["model"]}).model
         scores_of = index.score
@@ -241,6 +252,22 @@ class Recommender:
             model.activity,
         )
 
+    def with_attributes(self, attributes: Attributes | None) -> Recommender:
+        """Return the same recommender with other attributes of its items, or without any."""
+        heads = self.heads
+        return Recommender(
+            self.index,
+            self.encoder,
+            self.item_ids,
+            self.popularity,
+            self.settings,
+            self._weights,
+            self._export,
+            heads.transitions.table if heads.transitions is not None else None,
+            heads.repeats.activity if heads.repeats is not None else None,
+            attributes,
+        )
+
     def save(self, folder: str | Path) -> None:
         """Write the recommender as a folder, in place of an older one if there is one."""
         exported = self._export()
@@ -261,7 +288,11 @@ class Recommender:
         if self.heads.repeats is not None and self.heads.repeats.activity is not None:
             arrays["activity"] = self.heads.repeats.activity.buckets[-1]
         parts = {"index": self.index.parts()}
-        save_folder(folder, Saved(KIND, _VERSION, self.settings, arrays, parts))
+        version = _WITHOUT_ATTRIBUTES
+        if self.attributes is not None:
+            parts["attributes"] = self.attributes.parts()
+            version = _VERSION
+        save_folder(folder, Saved(KIND, version, self.settings, arrays, parts))
 
     @classmethod
     def load(
@@ -282,15 +313,18 @@ class Recommender:
             expected = ", ".join(get_args(EncoderKind))
             raise InputError(f"encoder is {encoder!r}, expected one of {expected}")
         checked_threads(threads)
-        saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=3, verify=verify)
+        saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=_OLDEST, verify=verify)
         try:
             if saved.version == 3:
                 saved = _from_version_3(saved)
             index = Index.from_parts(saved.part("index", str(folder)), str(folder))
+            attributes = None
+            if "attributes" in saved.parts:
+                attributes = Attributes.from_parts(saved.parts["attributes"], str(folder))
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         try:
-            return cls._from_saved(saved, index, encoder, threads)
+            return cls._from_saved(saved, index, attributes, encoder, threads)
         except KeyError as error:
             raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
         except (InputError, StorageError) as error:
@@ -298,7 +332,12 @@ class Recommender:
 
     @classmethod
     def _from_saved(
-        cls, saved: Saved, index: Index, encoder: EncoderKind, threads: int
+        cls,
+        saved: Saved,
+        index: Index,
+        attributes: Attributes | None,
+        encoder: EncoderKind,
+        threads: int,
     ) -> Recommender:
         """Put together what a folder has; refuse what does not fit the index, or one another."""
         own, arrays = saved.settings, saved.arrays
@@ -342,6 +381,7 @@ class Recommender:
             lambda: exported,
             successors,
             activity,
+            attributes,
         )
 
     # Asking it -----------------------------------------------------------------------------------
@@ -354,6 +394,8 @@ class Recommender:
         exclude_seen: bool | None = None,
         exclude: Sequence[ExternalId] = (),
         allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
+        where: str | None = None,
+        at_most: tuple[str, int] | None = None,
         boosts: Mapping[ExternalId, float] | None = None,
         times: Sequence[Sequence[float] | None] | None = None,
         now: float | None = None,
@@ -368,8 +410,11 @@ class Recommender:
         is left gets the most popular items. `exclude_seen` leaves out what is in the history; by
         default that is so unless the model has learnt what is taken again. `exclude` leaves out
         further items, whether or not the catalogue has them; `allow` restricts the answer to some
-        items, given by id, as a mask over the catalogue, or as `ItemBits`. `boosts` are added to
-        the scores of some items, for all histories; where the most popular items are the answer, to
+        items, given by id, as a mask over the catalogue, or as `ItemBits`. `where` is a condition
+        on the attributes of items, which then has to be true as well: see `Attributes.where`.
+        `at_most`, such as ("brand", 2), limits how many items of an answer have the same value in
+        a column: those that a walk down the exact ranking would take. `boosts` are added to the
+        scores of some items, for all histories; where the most popular items are the answer, to
         their numbers of interactions. `times` says for each history when its events were, in
         seconds since 1970, or None where that is not known, and `now` when the recommendation is
         asked for; without it, at the last event: a repeat head and the encoder `timed` look at how
@@ -393,7 +438,11 @@ class Recommender:
             excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
         allowed = self._allowed(allow)
         boosted = self._boosted(boosts)
+        limit = self._limit(at_most)
         clock.lap("look up")
+        if where is not None:
+            allowed = self._true_of(where, allowed)
+            clock.lap("filter")
         answered = np.array([len(items) > 0 for items in known], np.bool_)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
         learnt = LearntBoosts(None, None)
@@ -405,10 +454,12 @@ class Recommender:
             learnt = self.heads(embeddings, encoded, dated, repeats=not leave_out_seen)
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
-            top = searched.search(
+            top = search_at_most(
+                searched,
                 embeddings,
                 k,
-                method=chosen if deadline is None else stopped_at(chosen, deadline),
+                limit,
+                method=lambda: chosen if deadline is None else stopped_at(chosen, deadline),
                 exclude=left_out if any(map(len, left_out)) else None,
                 allow=allowed,
                 boosts=_combined(learnt.total(), boosted, len(embeddings)),
@@ -425,7 +476,9 @@ class Recommender:
             if top is not None:
                 ids[answered], scores[answered] = top.ids, top.scores
             for place in np.flatnonzero(~answered):
-                best, popularity = self._most_popular_items(k, excluded[place], allowed, boosted)
+                best, popularity = self._most_popular_within(
+                    limit, k, excluded[place], allowed, boosted
+                )
                 ids[place, : len(best)] = best
                 scores[place, : len(best)] = popularity
         items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
@@ -471,6 +524,48 @@ class Recommender:
                 f"{self.index.num_items} of width {self.index.width}"
             )
         return index
+
+    def _true_of(self, where: str, allowed: NDArray[Any] | None) -> NDArray[np.uint64]:
+        """Return which of the allowed items a condition is true of, as bits."""
+        words = self._attributes("where").where(where).words
+        if allowed is None:
+            return words
+        return words & (packed(allowed) if allowed.dtype == np.bool_ else allowed)
+
+    def _limit(self, at_most: tuple[str, int] | None) -> Limit | None:
+        if at_most is None:
+            return None
+        if not isinstance(at_most, tuple | list) or len(at_most) != 2:
+            raise InputError(f"at_most is {at_most!r}, expected the name of a column and a number")
+        column, count = at_most
+        return Limit(self._attributes("at_most").limited(column, count), int(count))
+
+    def _attributes(self, name: str) -> Attributes:
+        if self.attributes is None:
+            raise InputError(
+                f"{name}: this recommender has no attributes of its items: `with_attributes` or "
+                "`recprune attributes` adds them"
+            )
+        return self.attributes
+
+    def _most_popular_within(
+        self,
+        limit: Limit | None,
+        k: int,
+        excluded: Int64Array,
+        allowed: NDArray[Any] | None,
+        boosted: Boosts | None,
+    ) -> tuple[Int64Array, Float32Array]:
+        """Do as `_most_popular_items` does, with a limit, if there is one."""
+        wanted = k
+        while True:
+            best, totals = self._most_popular_items(wanted, excluded, allowed, boosted)
+            if limit is None:
+                return best, totals
+            taken = np.flatnonzero(within(limit, best))[:k]
+            if len(taken) == k or len(best) < wanted:
+                return best[taken], totals[taken]
+            wanted *= 4  # sorted anew: the more, the fewer times
 
     def _most_popular_items(
         self,

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recprune import METHODS, Index, InputError, RecpruneError, Scan, StorageError
+from recprune import METHODS, Attributes, Index, InputError, RecpruneError, Scan, StorageError
+from recprune.attributes.diversity import Limit, search_at_most
 from recprune.cli import main
 from recprune.cluster import connected
+from recprune.data.identifiers import RowNumbers
 from recprune.search.checks import checked_boosts, checked_exclude
 from recprune.search.top_k import RECORD_WORDS, TopK
-from recprune.shards.answers import cut, merge
+from recprune.shards.answers import ShardedTopK, cut, merge
 from recprune.shards.folder import (
     Shard,
     ShardLostError,
@@ -166,6 +168,29 @@ def test_any_number_of_rounds_and_queries(
     assert_same(one, model.whole.search(model.queries[0], 20, exclude=[1, 2, 2_999]))
     many = np.tile(model.queries, (120, 1))  # more than one call, and more than Ray sends inline
     assert_same(sharded.search(many, 10, rounds=rounds), model.whole.search(many, 10))
+
+
+def test_conditions_and_limits_are_those_of_one_index(sharded: ShardedIndex, model: Model) -> None:
+    rng = np.random.default_rng(3)
+    table = {
+        "item_id": np.arange(NUM_ITEMS),
+        "price": rng.random(NUM_ITEMS),
+        "brand": rng.integers(0, 9, NUM_ITEMS),
+    }
+    attributes = Attributes.from_table(table, RowNumbers(NUM_ITEMS))
+    bits = attributes.where("price < 0.1 or brand = 3")
+    found = sharded.search(model.queries, 10, allow=bits)
+    assert_same(found, model.whole.search(model.queries, 10, allow=bits))
+    method = METHODS["auto"]
+    for k, count in ((5, 1), (10, 1), (40, 3)):
+        limit = Limit(attributes.limited("brand", count), count)
+        answers = [
+            search_at_most(index, model.queries, k, limit, method=lambda: method, allow=bits.words)
+            for index in (sharded, model.whole)
+        ]
+        assert_same(*answers)
+        assert answers[0].stats.exact.all()
+        assert isinstance(answers[0], ShardedTopK)
 
 
 def test_large_batches_are_asked_in_two_rounds(sharded: ShardedIndex, model: Model) -> None:

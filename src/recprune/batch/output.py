@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
@@ -154,7 +153,7 @@ def write_manifest(plan: BatchPlan, folder: Path, reports: Sequence[PartReport])
         "kind": "batch",
         "version": _VERSION,
         "written_by": f"recprune {VERSION}",
-        "settings": asdict(plan.settings),
+        "settings": plan.settings.to_json(),
         "plan": json_checksum(plan.to_json()),
         "recommender": plan.recommender_sha256,
         "rows": plan.num_rows,

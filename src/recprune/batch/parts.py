@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 20  # of a column at a time; a row group may be larger than m
 _STAGES = {  # of a batch, and those of `recommend` that they are made of
     "ids": ("look up", "answer"),
     "encode": ("encode",),
-    "search": ("sub-item scores", "search"),
+    "search": ("filter", "sub-item scores", "search"),
 }
 
 
@@ -128,6 +128,8 @@ class PartWriter:
             _as_lists(rows.column(settings.history_column)),
             min(settings.k, len(self._recommender.item_ids)),  # more would only be padding
             exclude_seen=settings.exclude_seen,
+            where=settings.where,
+            at_most=settings.at_most,
         )
         for stage, names in _STAGES.items():
             seconds[stage] += sum(found.milliseconds.get(name, 0.0) for name in names) / 1000.0

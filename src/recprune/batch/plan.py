@@ -37,6 +37,8 @@ class BatchSettings:
     user_column: str = "user_id"
     history_column: str = "history"
     rows_per_part: int = 4096
+    where: str | None = None  # a condition on the attributes of items
+    at_most: tuple[str, int] | None = None  # a column, and how many may have the same value in it
 
     def __post_init__(self) -> None:
         for name in ("k", "rows_per_part"):
@@ -44,6 +46,12 @@ class BatchSettings:
                 raise InputError(f"{name} is {getattr(self, name)}, expected 1 or more")
         if self.user_column == self.history_column:
             raise InputError(f"users and histories are both said to be in {self.user_column!r}")
+
+    def to_json(self) -> Json:
+        """Return the settings, without filters that are not there: older runs did not know any."""
+        settings = json.loads(json.dumps(asdict(self)))  # as it is read back: lists, not tuples
+        unused = [name for name in ("where", "at_most") if settings[name] is None]
+        return {name: value for name, value in settings.items() if name not in unused}
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class BatchPlan:
         return {
             "kind": "batch plan",
             "version": _VERSION,
-            "settings": asdict(self.settings),
+            "settings": self.settings.to_json(),
             "recommender": self.recommender_sha256,
             "histories": json.loads(json.dumps(files)),  # as it is read back: lists, not tuples
         }
@@ -140,6 +148,7 @@ def make_plan(
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
     checked_k(settings.k, loaded.index.num_items)
+    loaded.recommend([], 1, where=settings.where, at_most=settings.at_most)  # refuses what is wrong
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None

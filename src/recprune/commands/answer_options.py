@@ -1,4 +1,4 @@
-"""What commands that answer have in common: whether what was seen may come again, and boosts."""
+"""What commands that answer have in common: what may be in an answer, and boosts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,31 @@ def add_seen_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, dest="exclude_seen", action="store_const", const=value, help=meaning
         )
+
+
+def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `where`, a condition or None, and `at_most`, a column and a number or None."""
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='on the attributes of items, such as "price < 50 and in_stock": only items of '
+        "which it is true",
+    )
+    parser.add_argument(
+        "--at-most",
+        type=parse_limit,
+        metavar="COLUMN=N",
+        help="of an answer's items, so many at most have the same value in this column",
+    )
+
+
+def parse_limit(text: str) -> tuple[str, int]:
+    """Return a column and a number from COLUMN=N; the last = counts."""
+    column, _, number = text.rpartition("=")
+    column = column.strip()
+    if not column or not number.strip().isascii() or not number.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a column, = and a number")
+    return column, int(number)
 
 
 def parse_boosts(text: str) -> tuple[list[str], list[float]]:

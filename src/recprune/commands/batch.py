@@ -14,7 +14,7 @@ from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
-from recprune.commands.answer_options import add_seen_arguments
+from recprune.commands.answer_options import add_filter_arguments, add_seen_arguments
 from recprune.commands.console import messages, say
 from recprune.system import available_cores
 from recprune.types import InputError, InterruptedWorkError
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
     add_seen_arguments(parser)
+    add_filter_arguments(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
     parser.add_argument(
         "--address",
@@ -68,6 +69,8 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.user_column,
             parsed.history_column,
             parsed.rows_per_part,
+            parsed.where,
+            parsed.at_most,
         ),
         say,
     )

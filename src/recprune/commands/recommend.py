@@ -9,7 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recprune.commands.answer_options import add_seen_arguments, parse_boosts
+from recprune.commands.answer_options import (
+    add_filter_arguments,
+    add_seen_arguments,
+    parse_boosts,
+)
 from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
@@ -35,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
     add_seen_arguments(parser)
+    add_filter_arguments(parser)
     parser.add_argument(
         "--boosts",
         type=parse_boosts,
@@ -85,6 +90,8 @@ def _answer(
             histories,
             min(parsed.k, len(recommender.item_ids)),  # more would only be padding
             exclude_seen=parsed.exclude_seen,
+            where=parsed.where,
+            at_most=parsed.at_most,
             boosts=boosts,
             times=None if parsed.times is None else [_numbers(parsed.times)],
             now=parsed.time,

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from typing import Any
 
 import numpy as np
 
-from recprune.commands.answer_options import parse_boosts
+from recprune.attributes.attributes import Attributes
+from recprune.attributes.diversity import Limit, search_at_most
+from recprune.commands.answer_options import add_filter_arguments, parse_boosts
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
+from recprune.search.checks import checked_k
 from recprune.search.index import Index
-from recprune.search.methods import METHODS
+from recprune.search.methods import METHODS, find_method
 from recprune.storage import read_npy
 from recprune.types import InputError, Json
 
@@ -31,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="added to the scores of these item numbers, for every query",
     )
     parser.add_argument(
+        "--attributes",
+        metavar="ATTRIBUTES",
+        help="of the items, made by recprune attributes; for --where and --at-most",
+    )
+    add_filter_arguments(parser)
+    parser.add_argument(
         "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
     )
     parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
@@ -41,8 +51,22 @@ def run(parsed: argparse.Namespace) -> None:
     index = _open(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
     boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
-    top = index.search(
-        queries, parsed.k, method=parsed.method, boosts=boosts, threads=parsed.threads
+    attributes = _attributes(parsed, index)
+    allow = limit = None
+    if attributes is not None and parsed.where is not None:
+        allow = attributes.where(parsed.where).words
+    if attributes is not None and parsed.at_most is not None:
+        limit = Limit(attributes.limited(*parsed.at_most), parsed.at_most[1])
+    method = find_method(parsed.method)
+    top = search_at_most(
+        index,
+        queries,
+        checked_k(parsed.k, index.num_items),
+        limit,
+        method=lambda: method,
+        allow=allow,
+        boosts=boosts,
+        threads=parsed.threads,
     )
     microseconds = top.stats.nanoseconds / 1000
     for query in range(len(queries)):
@@ -70,7 +94,21 @@ def _open(folder: str) -> Index | LiveSnapshot:
         return live.snapshot()
 
 
-def _boosts(given: tuple[list[str], list[float]]) -> tuple[list[int], list[float]]:
+def _attributes(parsed: argparse.Namespace, index: Index | LiveSnapshot) -> Attributes | None:
+    if parsed.attributes is None:
+        if parsed.where is not None or parsed.at_most is not None:
+            raise InputError("--where and --at-most are about attributes: give --attributes too")
+        return None
+    attributes = Attributes.load(parsed.attributes)
+    if attributes.num_items != index.num_items:
+        raise InputError(
+            f"{parsed.attributes}: attributes of {attributes.num_items} items, expected those of "
+            f"the {index.num_items} of {parsed.index}"
+        )
+    return attributes
+
+
+def _boosts(given: tuple[list[str], list[float]]) -> Any:
     items, values = given
     for item in items:
         if not (item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS):

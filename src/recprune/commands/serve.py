@@ -25,6 +25,8 @@ _SETTINGS = {
     "keys_file": ("FILE", "API keys, made by recprune keys; needed where others can reach the "
                   "service"),
     "names_file": ("FILE", "CSV or Parquet with item_id and name"),
+    "attributes": ("ATTRIBUTES", "of the items, made by recprune attributes of an index; a "
+                   "recommender has its own"),
     "ray": ("ADDRESS", "search shards on this Ray cluster: HOST:PORT, auto, or local to start one "
             "here"),
     "shards": ("SHARDS", "the index of FOLDER in shards, made by recprune index shard; needs "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.data.identifiers import ExternalIds, coerce_ids
+from recprune.data.identifiers import CatalogueIds, ExternalIds, coerce_ids
 from recprune.types import Float32Array, InputError, Int64Array, frozen, needs_extra
 
 with needs_extra("data"):
@@ -195,7 +195,7 @@ def _refuse_infinite(path: str | Path, vectors: Float32Array) -> None:
 
 
 def _of_texts(path: str | Path, ids: pl.Series, texts: pl.Series, item_ids: ExternalIds) -> Content:
-    items = _internal(path, ids, item_ids)
+    items = find_items(path, ids, item_ids)
     rows = np.flatnonzero((items >= 0) & (texts != "").fill_null(False).to_numpy())
     return Content(items[rows], texts[rows].to_list(), None, int((items < 0).sum()))
 
@@ -203,13 +203,17 @@ def _of_texts(path: str | Path, ids: pl.Series, texts: pl.Series, item_ids: Exte
 def _of_vectors(
     path: str | Path, ids: pl.Series, vectors: Float32Array, item_ids: ExternalIds
 ) -> Content:
-    items = _internal(path, ids, item_ids)
+    items = find_items(path, ids, item_ids)
     rows = np.flatnonzero((items >= 0) & vectors.any(axis=1))
     return Content(items[rows], None, vectors[rows], int((items < 0).sum()))
 
 
-def _internal(path: str | Path, ids: pl.Series, item_ids: ExternalIds) -> Int64Array:
-    """Return the internal id of every row, −1 where the catalogue has no such item."""
+def find_items(path: str | Path, ids: pl.Series, item_ids: CatalogueIds) -> Int64Array:
+    """Return the internal id of every row, −1 where the catalogue has no such item.
+
+    An item is missing in no row, and is in one row only; `path` says in an error where the rows
+    came from.
+    """
     missing = ids.is_null() if ids.dtype != pl.String else ids.is_null() | (ids == "")
     if missing.any():
         raise InputError(f"{path}: row {int(missing.arg_true()[0]) + 1}: the item is missing")

@@ -170,7 +170,29 @@ class StringIds:
         return self.pool[self.offsets[position] : self.offsets[position + 1]].tobytes()
 
 
+@dataclass(frozen=True)
+class RowNumbers:
+    """The ids of an index without any: an item is its row."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, internal_id: int) -> int:
+        return internal_id
+
+    def find_all(self, external_ids: Sequence[object]) -> Int64Array:
+        """Return the internal ids, −1 where there is none."""
+        return find_rows(self.count, external_ids)
+
+    def take(self, internal_ids: Iterable[int]) -> list[int]:
+        """Return the ids of several items."""
+        return list(internal_ids)
+
+
 ExternalIds: TypeAlias = IntegerIds | StringIds
+CatalogueIds: TypeAlias = IntegerIds | StringIds | RowNumbers
 
 
 class _Texts(NamedTuple):
@@ -382,9 +404,15 @@ def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     """
     with needs_extra("data"):
         import polars as pl
-        import pyarrow as pa
     if values.dtype == pl.Int64:
         return number_integers(values)
+    return number_texts(values)
+
+
+def number_texts(values: pl.Series) -> tuple[StringIds, Int32Array]:
+    """Do as `number_ids` does, for String."""
+    with needs_extra("data"):
+        import pyarrow as pa
     distinct = values.unique().sort()
     # Arrow's layout of large strings is that of `StringIds`: take its buffers, no object per id.
     _, offsets, pool = distinct.rechunk().to_arrow().cast(pa.large_string()).buffers()

@@ -244,10 +244,11 @@ class Index:
 
         `exclude` are item ids not to return: a sequence of them, for a batch one sequence per query
         (or an array padded with −1). `allow` says which items may be returned at all: a boolean
-        mask [n] or [queries, n], or the same as bits in uint64 words. Below `floor`, a score or one
-        for each query, nothing is returned, and less is searched. `boosts` are added to the scores
-        of some items, after everything else: a pair (item ids, float32 values), for a batch one
-        pair per query. The tie rule is score descending, item id ascending.
+        mask [n] or [queries, n], or the same as bits in uint64 words, such as `Attributes.where`
+        returns. Below `floor`, a score or one for each query, nothing is returned, and less is
+        searched. `boosts` are added to the scores of some items, after everything else: a pair
+        (item ids, float32 values), for a batch one pair per query. The tie rule is score
+        descending, item id ascending.
         """
         return self.answer(
             checked_question(

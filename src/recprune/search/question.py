@@ -124,7 +124,9 @@ def checked_question(
         chosen,
         threads,
         checked_exclude(exclude, len(rows), single, index.num_items),
-        checked_allow(allow, len(rows), index.num_items),
+        checked_allow(
+            allow.words if isinstance(allow, ItemBits) else allow, len(rows), index.num_items
+        ),
         checked_floor(floor, len(rows)),
         checked_boosts(boosts, len(rows), single, index.num_items),
     )

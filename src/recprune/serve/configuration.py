@@ -157,6 +157,7 @@ class ServeSettings(BaseSettings):
     history_password_file: Path | None = None
     names_file: Path | None = None
     item_sets: dict[str, Path] = {}
+    attributes: Path | None = None  # of the items; None: those of the recommender, if it has any
     cors_origins: tuple[_Origin, ...] = ()
     access_log: bool = True
     ray: str | None = None  # where shards are searched: auto, local or host:port

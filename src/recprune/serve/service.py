@@ -111,7 +111,7 @@ class Service:
         """Say what is wrong with a folder or file, without saying where it is."""
         message = str(error)
         settings = self.settings
-        files = [settings.shards, settings.names_file]
+        files = [settings.shards, settings.names_file, settings.attributes]
         paths = [settings.folder, *filter(None, files), *settings.item_sets.values()]
         for path in paths:
             for text in (os.path.realpath(path), str(path)):

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from recprune import InputError, IntegerIds
-from recprune.serve.engine.catalogue import Catalogue, RowNumbers
+from recprune.data.identifiers import RowNumbers
+from recprune.serve.engine.catalogue import Catalogue
 
 
 def catalogue(path: Path | None) -> Catalogue:

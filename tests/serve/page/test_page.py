@@ -31,11 +31,11 @@ from playwright.sync_api import (
 )
 
 from examples.grocery import data_folder, product_names
-from recprune import interactions_from_columns
+from recprune import Attributes, interactions_from_columns
 from recprune.data.identifiers import IntegerIds
 from recprune.recommender import Recommender
 from recprune.serve.keys import add_key
-from tests.support.serving import PATIENCE_S, Service, serving, wait_until
+from tests.support.serving import PATIENCE_S, Service, items_of, serving, wait_until
 
 BANANAS, YOGURT, NEWSPAPER = 1082185, 872729, 1068651
 
@@ -123,7 +123,7 @@ def pick(page: Page, text: str) -> None:
     """Type a name or an id and choose the first suggestion."""
     box = page.get_by_role("combobox", name="Items they had")
     box.fill(text)
-    page.get_by_role("option").first.click()
+    page.get_by_role("listbox").get_by_role("option").first.click()
     expect(box).to_have_value("")
 
 
@@ -150,6 +150,25 @@ def take_screenshot(page: Page, name: str, *, full_page: bool = True) -> None:
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / f"explorer-{name}.png", full_page=full_page)
+
+
+@pytest.fixture(scope="module")
+def filtered(grocery: Path) -> Iterator[Service]:
+    """The same, with attributes: department and brand, prices that are not there, and lists."""
+    recommender = Recommender.load(grocery / "recommender")
+    products = pl.read_parquet(data_folder() / "products.parquet").select(
+        pl.col("product_id").alias("item_id"),
+        "department",
+        "brand",
+        pl.concat_list(pl.col("product_category").fill_null("none")).alias("categories"),
+    )
+    recommender.with_attributes(Attributes.from_table(products, recommender.item_ids)).save(
+        grocery / "filtered"
+    )
+    histories = f"sqlite:///{grocery}/filtered.db"
+    names = grocery / "names.parquet"
+    with serving(grocery / "filtered", "--names", names, "--history", histories) as running:
+        yield running
 
 
 # What one sees ------------------------------------------------------------------------------------
@@ -307,6 +326,66 @@ def test_the_step_moves_through_the_search(server: Service, open_page: Open) -> 
     expect(page.locator("#step-now")).to_have_text(f"{points[-1]['step']:,}")
     expect(page.get_by_role("button", name="Play")).to_be_visible()
     expect(page.get_by_role("combobox", name="Visited by")).to_have_value("recjpqprune")
+
+
+def test_a_condition_and_what_is_wrong_with_it(filtered: Service, open_page: Open) -> None:
+    page = open_page(filtered)
+    pick(page, str(BANANAS))
+    expect(page.locator("#columns")).to_have_text(
+        "There are department (text), brand (text), categories (list of text)."
+    )
+    where = page.get_by_label("Only items where")
+    where.fill("department = 'PRODUCE' and brand <> 'Private'")
+    with page.expect_request("**/recommend") as asked:
+        recommend(page)
+    question = json.loads(asked.value.post_data or "")
+    assert question["where"] == "department = 'PRODUCE' and brand <> 'Private'"
+    assert question["at_most"] is None
+    answer = filtered.recommend(**question)
+    shown = [row[1].split()[-1] for row in table(page, "best")]
+    assert shown == [str(item) for item in items_of(answer)]
+    assert 0 < len(shown) <= 10
+    take_screenshot(page, "filtered")
+
+    # What is wrong stands under the field, with the cursor where it begins; nothing is lost.
+    where.fill("brand = 'Privaté' and dept = 'PRODUCE'")
+    page.get_by_role("button", name="Recommend").click()
+    wrong = page.locator("#where-problem")
+    expect(wrong).to_contain_text("At character 23: no column is called 'dept'")
+    expect(where).to_be_focused()
+    expect(where).to_have_attribute("aria-invalid", "true")
+    assert where.evaluate("field => field.selectionStart") == 22
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#answer")).to_be_hidden()
+    take_screenshot(page, "wrong-condition")
+    where.fill("'BREAD' in categories")
+    recommend(page)
+    expect(wrong).to_be_hidden()
+    expect(where).not_to_have_attribute("aria-invalid", "true")
+
+    where.fill("")
+    page.get_by_label("At most").fill("1")
+    page.get_by_label("of the same").select_option("department")
+    with page.expect_request("**/recommend") as asked:
+        recommend(page)
+    question = json.loads(asked.value.post_data or "")
+    assert question["where"] is None
+    assert question["at_most"] == {"column": "department", "count": 1}
+    answer = filtered.recommend(**question)
+    shown = [row[1].split()[-1] for row in table(page, "best")]
+    assert shown == [str(item) for item in items_of(answer)]
+    assert table(page, "contributions")  # of these items, and no others
+    for row, item in zip(table(page, "contributions"), answer["items"], strict=True):
+        assert number(row[-1]) == pytest.approx(item["score"], abs=0.001)
+    page.get_by_label("At most").fill("0")
+    page.get_by_role("button", name="Recommend").click()
+    expect(page.locator("#problem")).to_contain_text("At most how many?")
+
+
+def test_without_attributes_there_is_no_field_for_them(server: Service, open_page: Open) -> None:
+    page = open_page(server)
+    expect(page.locator("#catalogue")).to_have_text(re.compile("searched exactly"))
+    expect(page.locator("#by-attributes")).to_be_hidden()
 
 
 def test_with_the_keyboard_alone(server: Service, open_page: Open) -> None:

@@ -71,9 +71,13 @@ def measure(
     left_out: dict[str, str] = {}
     dense_bytes = 4 * num_items * _WIDTH
     list_bytes = 4 * num_items * num_splits
+    crowded = described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory
     for name in _METHODS:
         method: str | Method = name
-        if name == "recjpqprune" and described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory:
+        if (
+            name == "recjpqprune"
+            and described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory
+        ):
             left_out[name] = f"needs {list_bytes / 1e9:,.0f} GB of posting lists beside the index"
             continue
         if name == "default":

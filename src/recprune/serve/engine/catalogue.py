@@ -6,42 +6,18 @@ import csv
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import (
+    CatalogueIds,
     ExternalId,
-    IntegerIds,
-    StringIds,
     coerce_ids,
-    find_rows,
 )
 from recprune.serve.engine.texts import TextFiles, shared_texts, write_texts
 from recprune.types import InputError, Int64Array, StorageError, needs_extra
-
-
-@dataclass(frozen=True)
-class RowNumbers:
-    """The ids of an index without any: an item is its row."""
-
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, internal_id: int) -> int:
-        return internal_id
-
-    def find_all(self, external_ids: Sequence[object]) -> Int64Array:
-        """Return the internal ids, −1 where there is none."""
-        return find_rows(self.count, external_ids)
-
-    def take(self, internal_ids: Iterable[int]) -> list[int]:
-        """Return the ids of several items."""
-        return list(internal_ids)
 
 
 class Catalogue:
@@ -49,7 +25,7 @@ class Catalogue:
 
     def __init__(
         self,
-        ids: IntegerIds | StringIds | RowNumbers,
+        ids: CatalogueIds,
         popularity: Int64Array | None,
         names_file: Path | None,
         *,

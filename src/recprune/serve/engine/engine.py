@@ -16,7 +16,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.data.identifiers import ExternalId
+from recprune.attributes.attributes import Attributes
+from recprune.attributes.diversity import Limit, allowed_with, search_at_most
+from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.checks import checked_k, refuse_infinite
@@ -32,10 +34,11 @@ from recprune.serve.engine.backend import (
     kind_and_version,
     sharded_folder,
 )
-from recprune.serve.engine.catalogue import Catalogue, RowNumbers
+from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.explain import affordable, explain
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex
+from recprune.storage import read_manifest
 from recprune.types import (
     Boosts,
     Float32Array,
@@ -64,6 +67,8 @@ class Choice:
     deadline: float | None  # by time.monotonic()
     explain: bool
     boosts: Sequence[tuple[ExternalId, float]] = ()
+    where: str | None = None  # a condition on the attributes of items
+    at_most: tuple[str, int] | None = None  # a column, and how many may have the same value in it
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Engine:
     catalogue: Catalogue
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
     method_bytes: int = METHOD_BYTES  # that a method may make this process grow by
+    attributes: Attributes | None = None  # of the items; those of the recommender, if there is one
 
     def recommend(
         self,
@@ -113,7 +119,8 @@ class Engine:
     ) -> list[Found]:
         """Return the best items for histories of external ids, oldest first."""
         recommender = self._encoding()
-        method, allowed = self._method(choice), self._allowed(choice.allow)
+        method = self._method(choice)
+        allowed, limit, filtering = self._filtered(choice)
         excluded = self.catalogue.coerce(choice.exclude)
         boosted = self._boosted(choice)
         boosts = None
@@ -130,6 +137,7 @@ class Engine:
                 exclude_seen=exclude_seen,
                 exclude=excluded,
                 allow=ItemBits(allowed) if allowed is not None else None,
+                at_most=choice.at_most,
                 boosts=boosts,
                 times=[times],
                 now=now,
@@ -140,11 +148,17 @@ class Engine:
             unknown: list[ExternalId] = []
             if missing := set(best.unknown[0]):
                 unknown = [one for one, item in zip(history, given, strict=True) if item in missing]
-            found.append(replace(self._found_by(best, choice, allowed), unknown=unknown))
+            one = self._found_by(best, choice, allowed, limit)
+            spent = filtering | one.milliseconds
+            found.append(replace(one, unknown=unknown, milliseconds=spent))
         return found
 
     def _found_by(
-        self, best: Recommendations, choice: Choice, allowed: NDArray[np.uint64] | None
+        self,
+        best: Recommendations,
+        choice: Choice,
+        allowed: NDArray[np.uint64] | None,
+        limit: Limit | None,
     ) -> Found:
         if best.top is None:
             return _popular(best)
@@ -156,20 +170,22 @@ class Engine:
             embedding, excluded = best.sequence_embeddings[0], best.excluded[0]
             learnt = [None if part is None else part[0] for part in best.learnt]
             explanation, times["explain"] = self._explain(
-                embedding, choice, excluded, allowed, *learnt
+                embedding, choice, excluded, _as_answered(limit, best.top, allowed), *learnt
             )
         return _found(best.top, times, explanation)
 
     def search(self, sequence_embeddings: Float32Array, choice: Choice) -> list[Found]:
         """Return the best items for sequence embeddings, [queries, d]."""
-        method, allowed = self._method(choice), self._allowed(choice.allow)
+        method = self._method(choice)
+        allowed, limit, filtering = self._filtered(choice)
         excluded = self.catalogue.find_all(choice.exclude)
         excluded = excluded[excluded >= 0]
         boosted = self._boosted(choice)
-        return [
-            self._search(embedding, choice, method, excluded, allowed, boosted)
+        found = (
+            self._search(embedding, choice, method, excluded, allowed, limit, boosted)
             for embedding in sequence_embeddings
-        ]
+        )
+        return [replace(one, milliseconds=filtering | one.milliseconds) for one in found]
 
     def check_explains(self) -> None:
         """Refuse, where there is nothing to look into."""
@@ -207,16 +223,18 @@ class Engine:
         method: Method,
         excluded: Int64Array,
         allowed: NDArray[np.uint64] | None,
+        limit: Limit | None,
         boosted: Boosts | None,
     ) -> Found:
-        # One after the other: each query of a batch is given what the ones before it left.
-        if choice.deadline is not None:
-            method = stopped_at(method, choice.deadline)
+        deadline = choice.deadline
         begun = time.perf_counter()
-        top = self.index.search(
+        top = search_at_most(
+            self.index,
             embedding[None],
             self._most(choice.k),
-            method=method,
+            limit,
+            # One after the other: each query of a batch is given what the ones before it left.
+            method=lambda: method if deadline is None else stopped_at(method, deadline),
             exclude=[excluded] if len(excluded) else None,
             allow=allowed,
             boosts=[boosted] if boosted is not None else None,
@@ -224,7 +242,8 @@ class Engine:
         times = {"search": 1000.0 * (time.perf_counter() - begun)}
         explanation = None
         if choice.explain:
-            explanation, times["explain"] = self._explain(embedding, choice, excluded, allowed)
+            answered = _as_answered(limit, top, allowed)
+            explanation, times["explain"] = self._explain(embedding, choice, excluded, answered)
         return _found(top, times, explanation)
 
     def _explain(
@@ -263,6 +282,26 @@ class Engine:
             except InputError as error:
                 raise InputError(f"timeout_ms: {error}") from None
         return affordable(method, self.index, self.method_bytes)
+
+    def _filtered(
+        self, choice: Choice
+    ) -> tuple[NDArray[np.uint64] | None, Limit | None, dict[str, float]]:
+        """Return which items are allowed, the limit of a value, and how long a condition took."""
+        allowed, limit, spent = self._allowed(choice.allow), None, {}
+        if choice.at_most is not None:
+            column, count = choice.at_most
+            limit = Limit(self._attributes("at_most").limited(column, count), count)
+        if choice.where is not None:
+            begun = time.perf_counter()
+            words = self._attributes("where").where(choice.where).words
+            allowed = words if allowed is None else words & allowed
+            spent = {"filter": 1000.0 * (time.perf_counter() - begun)}
+        return allowed, limit, spent
+
+    def _attributes(self, name: str) -> Attributes:
+        if self.attributes is None:
+            raise InputError(f"{name}: this service has no attributes of its items")
+        return self.attributes
 
     def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
         if allow is None:
@@ -311,6 +350,15 @@ class Engine:
         return explanation
 
 
+def _as_answered(
+    limit: Limit | None, top: TopK, allowed: NDArray[np.uint64] | None
+) -> NDArray[np.uint64] | None:
+    """Return items of which the best are those of an answer, whether or not a limit held for it."""
+    if limit is None:
+        return allowed
+    return allowed_with(limit, top.ids[0][top.ids[0] >= 0], allowed)
+
+
 def _popular(best: Recommendations) -> Found:
     kept = best.ids[0] >= 0
     return Found(
@@ -357,8 +405,15 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     kind, version = kind_and_version(folder)
     shards_folder = sharded_folder(settings)
     recommender, own = None, None
+    attributes = None
+    if settings.attributes is not None:
+        attributes = Attributes.load(settings.attributes)
     if kind == RECOMMENDER:
         recommender = Recommender.load(folder)
+        if attributes is not None:
+            _check_attributes(attributes, recommender.index.num_items, settings)
+            recommender = recommender.with_attributes(attributes)
+        attributes = recommender.attributes
         own = recommender.index
     elif kind == INDEX:
         own = Index.load(folder)
@@ -370,9 +425,12 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     if shards is not None and own is not None and shards_folder is not None:
         check_shards(shards, own, shards_folder)
         version = f"{version}-{shards.manifest_sha256[:12]}"
+    if settings.attributes is not None:
+        version = f"{version}-{read_manifest(settings.attributes)['sha256'][:12]}"
     index = shards or own
     if index is None or not index.num_items:
         raise StorageError(f"{folder}: has no items to serve")
+    _check_attributes(attributes, index.num_items, settings)
     catalogue = Catalogue(
         RowNumbers(index.num_items) if recommender is None else recommender.item_ids,
         None if recommender is None else recommender.popularity,
@@ -387,9 +445,21 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
             raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
     served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
     most = settings.limits.method_bytes
-    engine = Engine(served, version, index, own, recommender, catalogue, item_sets, most)
+    engine = Engine(
+        served, version, index, own, recommender, catalogue, item_sets, most, attributes
+    )
     _try_out(engine)
     return engine
+
+
+def _check_attributes(
+    attributes: Attributes | None, num_items: int, settings: ServeSettings
+) -> None:
+    if attributes is not None and attributes.num_items != num_items:
+        raise InputError(
+            f"{settings.attributes}: attributes of {attributes.num_items} items, expected those of "
+            f"the {num_items} that are served"
+        )
 
 
 def _try_out(engine: Engine) -> None:

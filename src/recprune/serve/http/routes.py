@@ -295,6 +295,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
                 version=engine.version,
                 items=engine.index.num_items,
                 item_sets=sorted(engine.item_sets),
+                attributes={} if engine.attributes is None else engine.attributes.kinds,
                 has_names=engine.catalogue.has_names,
                 repeats=engine.recommender is not None and engine.recommender.repeats,
             )

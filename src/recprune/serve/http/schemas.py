@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
+from recprune.attributes.grammar import MOST_CHARACTERS
 from recprune.data.identifiers import MOST_DIGITS
+from recprune.search.checks import MAX_ITEMS
 from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
 from recprune.serve.engine.engine import Choice
@@ -73,6 +75,13 @@ class BoostIn(_Asked):
     boost: FiniteFloat
 
 
+class AtMostIn(_Asked):
+    """How many items of an answer may have the same value in a column of the attributes."""
+
+    column: Annotated[StrictStr, Field(max_length=_LONGEST_ID)]
+    count: StrictInt = Field(ge=1, lt=MAX_ITEMS)
+
+
 class _ItemsRequest(_Asked):
     """What every question about the best items has in common."""
 
@@ -82,6 +91,17 @@ class _ItemsRequest(_Asked):
     )
     allow: _Items[ItemId] | Annotated[StrictStr, Field(max_length=_LONGEST_ID)] | None = Field(
         None, description="Return only these items: their ids, or the name of an item set."
+    )
+    where: Annotated[StrictStr, Field(max_length=MOST_CHARACTERS)] | None = Field(
+        None,
+        description="Return only items of whose attributes this is true; /readyz names them.",
+        examples=["category in ('shoes', 'socks') and price < 50 and in_stock"],
+    )
+    at_most: AtMostIn | None = Field(
+        None,
+        description="Return so many items of one value at most: those that a walk down the exact "
+        "ranking would take. Items without a value are not limited.",
+        examples=[{"column": "brand", "count": 2}],
     )
     boosts: _Items[BoostIn] = Field(
         default_factory=list,
@@ -108,6 +128,8 @@ class _ItemsRequest(_Asked):
             None if self.timeout_ms is None else begun + self.timeout_ms / 1000.0,
             self.explain,
             [(entry.item, entry.boost) for entry in self.boosts],
+            self.where,
+            None if self.at_most is None else (self.at_most.column, self.at_most.count),
         )
 
 
@@ -344,6 +366,9 @@ class Readiness(BaseModel):
     version: str
     items: int
     item_sets: list[str]
+    attributes: dict[str, str] = Field(
+        description="Columns that where and at_most may name, and their types."
+    )
     has_names: bool
     repeats: bool  # whether the model has learnt what is taken again
 

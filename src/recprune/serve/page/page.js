@@ -29,8 +29,29 @@ const picker = itemPicker({
   find: findItems, look: lookUp, say,
 });
 
+// What is wrong with a condition stands under it, and the cursor where that begins. The service
+// says, from 1 on, at which character; it counts whole ones, which here may be two units long.
+function showConditionProblem(place, words) {
+  const before = [...at("where").value].slice(0, place - 1).join("").length;
+  at("where-problem").textContent = `At character ${place}: ${words}`;
+  at("where-problem").hidden = false;
+  at("where").setAttribute("aria-invalid", "true");
+  at("where").focus();
+  at("where").setSelectionRange(before, at("where").value.length);
+}
+
+function forgetConditionProblem() {
+  at("where-problem").hidden = true;
+  at("where").removeAttribute("aria-invalid");
+}
+
 function showProblem(problem) {
   const known = problem instanceof Problem;
+  const condition = known && problem.message.match(/^Where, character (\d+): (.*)$/su);
+  if (condition) {
+    showConditionProblem(Number(condition[1]), condition[2]);
+    return;
+  }
   if (!known) console.error(problem);
   const words = known ? problem.message : "This page made a mistake; its console says more.";
   at("problem").replaceChildren(
@@ -55,13 +76,26 @@ function boosts() {
   });
 }
 
+// How many items may have the same value in a column; null where that is left open.
+function atMost() {
+  if (!at("at-most").value && !at("at-most").validity.badInput) return null;
+  const number = Number(at("at-most").value);
+  if (Number.isInteger(number) && number >= 1 && number <= 1000)
+    return { column: at("at-most-column").value, count: number };
+  at("at-most").focus();
+  throw new Problem("At most how many?", "Give a whole number from 1 to 1,000, or none.");
+}
+
 async function question() {
   const k = Number(at("k").value);
   if (!Number.isInteger(k) || k < 1 || k > 100) {
     at("k").focus();
     throw new Problem("How many items?", "Give a whole number from 1 to 100.");
   }
-  const rest = { k, exclude_seen: at("exclude-seen").checked, boosts: boosts() };
+  const rest = {
+    k, exclude_seen: at("exclude-seen").checked, boosts: boosts(),
+    where: at("where").value.trim() ? at("where").value : null, at_most: atMost(),
+  };
   if (asker() === "user") {
     const user = at("user").value.trim();
     if (user) return { user, ...rest };
@@ -83,6 +117,7 @@ async function question() {
 async function ask() {
   if (at("ask").getAttribute("aria-disabled") === "true") return;
   at("problem").hidden = true;
+  forgetConditionProblem();
   stopPlaying();
   at("ask").setAttribute("aria-disabled", "true");
   at("ask").textContent = "Searching…";
@@ -306,6 +341,14 @@ function play(last, update) {
   };
 }
 
+// Which columns conditions and limits may name.
+function showAttributes(columns) {
+  at("by-attributes").hidden = !columns.length;
+  at("columns").textContent = `There are ${columns.map(([name, kind]) => `${name} (${kind})`).join(", ")}.`;
+  const single = columns.filter(([, kind]) => !kind.startsWith("list")).map(([name]) => name);
+  at("at-most-column").replaceChildren(...single.map((name) => new Option(name, name)));
+}
+
 // Begin -----------------------------------------------------------------------------------------
 
 at("question").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
@@ -317,8 +360,9 @@ for (const choice of document.querySelectorAll("input[name=asker]"))
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
 new ResizeObserver(() => redraw()).observe(at("trace"));
 readiness().then(
-  ({ items, kind, repeats }) => {
+  ({ items, kind, repeats, attributes }) => {
     at("catalogue").textContent = `${count(items)} items, searched exactly.`;
+    showAttributes(Object.entries(attributes));
     if (repeats) at("exclude-seen").checked = false;  // what it is good at would be left out
     if (kind === "index")
       showProblem(new Problem("An index without an encoder",

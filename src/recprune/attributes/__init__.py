@@ -1,0 +1,1 @@
+"""What items are like, as columns; and which items a condition on these columns is true of."""

@@ -1,0 +1,63 @@
+"""`recprune attributes`: what items are like, from a file, for conditions on them."""
+
+from __future__ import annotations
+
+import argparse
+
+from recprune.attributes.attributes import KIND, Attributes
+from recprune.commands.console import say, showing_progress
+from recprune.data.identifiers import CatalogueIds, RowNumbers
+from recprune.recommender import KIND as RECOMMENDER
+from recprune.recommender import Recommender
+from recprune.search.index import KIND as INDEX
+from recprune.search.index import Index
+from recprune.storage import check_target, saved_kind
+from recprune.types import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="a recommender, or an index, whose items these are"
+    )
+    parser.add_argument("items", metavar="FILE", help="Parquet or Arrow: a row an item")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="of a recommender: where it is saved with its attributes, default: in its place; of "
+        "an index: where the attributes are saved",
+    )
+    parser.add_argument("--item-column", metavar="NAME", help="which one has the ids")
+    parser.add_argument(
+        "--columns", metavar="NAME,...", help="which ones to take; default: all others"
+    )
+
+
+def run(parsed: argparse.Namespace) -> None:
+    kind = saved_kind(parsed.folder)
+    if kind == INDEX and parsed.out is None:
+        raise InputError(f"{parsed.folder} is an index: say with --out where its attributes go")
+    if parsed.out is not None:
+        check_target(parsed.out, kind=KIND if kind == INDEX else RECOMMENDER)
+    with showing_progress("attributes") as progress:
+        progress("reading")
+        if kind == INDEX:
+            attributes = _read(parsed, RowNumbers(Index.load(parsed.folder).num_items))
+            progress("saving")
+            attributes.save(parsed.out)
+        else:
+            recommender = Recommender.load(parsed.folder)
+            attributes = _read(parsed, recommender.item_ids)
+            progress("saving")
+            recommender.with_attributes(attributes).save(parsed.out or parsed.folder)
+    for name, described in attributes.kinds.items():
+        say(f"{name}: {described}")
+    if attributes.unknown:
+        say(f"{attributes.unknown:,} rows of items that the catalogue does not have: left out")
+    say(f"saved {attributes!r} in {parsed.out or parsed.folder}")
+
+
+def _read(parsed: argparse.Namespace, item_ids: CatalogueIds) -> Attributes:
+    columns = None
+    if parsed.columns is not None:
+        columns = [name.strip() for name in parsed.columns.split(",") if name.strip()]
+    return Attributes.read(parsed.items, item_ids, item_column=parsed.item_column, columns=columns)
