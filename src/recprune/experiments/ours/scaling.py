@@ -74,10 +74,7 @@ def measure(
     crowded = described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory
     for name in _METHODS:
         method: str | Method = name
-        if (
-            name == "recjpqprune"
-            and described["bytes"] + codes.nbytes + list_bytes > _SAFE * memory
-        ):
+        if name == "recjpqprune" and crowded:
             left_out[name] = f"needs {list_bytes / 1e9:,.0f} GB of posting lists beside the index"
             continue
         if name == "default":
