@@ -26,7 +26,7 @@ from recprune.live.change_log import (
     Tip,
     append_record,
     begin_log,
-    cut_off,
+    end_log,
     log_stamp,
     read_logs,
 )
@@ -424,7 +424,7 @@ class LiveIndex:
                     self._adopt(load_current(self.folder, self._generation.segments()))
                 if everything and is_settled(self._snapshot):
                     return
-                cut_off(self.folder, self._tip)
+                end_log(self.folder, self._tip)
                 self._tip = begin_log(self.folder, self._identity, self._tip)
                 before, snapshot, tip = self._generation, self._snapshot, self._tip
             chosen = to_merge(snapshot, everything=everything)
