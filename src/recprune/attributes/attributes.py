@@ -137,6 +137,19 @@ class Attributes:
         cache = self._cache.after(np.union1d(rows.items, added))
         return Attributes(changed, len(item_ids), unknown=rows.unknown, cache=cache)
 
+    def extended(self, num_items: int) -> Attributes:
+        """Return the attributes with further items at the end, which have no values.
+
+        What was kept of conditions is asked again of these alone.
+        """
+        if num_items < self.num_items:
+            raise InputError(f"{num_items} items, expected the {self.num_items} of before")
+        if num_items == self.num_items:
+            return self
+        columns = {name: _extended(column, num_items) for name, column in self.columns.items()}
+        cache = self._cache.after(np.arange(self.num_items, num_items))
+        return Attributes(columns, num_items, unknown=self.unknown, cache=cache)
+
     def save(self, folder: str | Path) -> None:
         """Write the attributes as a folder, in place of an older one if there is one."""
         save_folder(folder, self.parts())

@@ -158,6 +158,7 @@ class ServeSettings(BaseSettings):
     names_file: Path | None = None
     item_sets: dict[str, Path] = {}
     attributes: Path | None = None  # of the items; None: those of the recommender, if it has any
+    live: Path | None = None  # a live index made from the recommender: items come and go
     cors_origins: tuple[_Origin, ...] = ()
     access_log: bool = True
     ray: str | None = None  # where shards are searched: auto, local or host:port
@@ -199,6 +200,13 @@ class ServeSettings(BaseSettings):
                 f"settings: {NO_SECRET}"
             )
         return url
+
+    @field_validator("ray")
+    @classmethod
+    def _check_ray(cls, ray: str | None, before: ValidationInfo) -> str | None:
+        if ray is not None and before.data.get("live") is not None:
+            raise ValueError("which is for shards, and --live for an index in one piece: give one")
+        return ray
 
     @field_validator("shards")
     @classmethod

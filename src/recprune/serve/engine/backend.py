@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
@@ -19,7 +20,7 @@ from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
 
-Searched: TypeAlias = Index | ShardedIndex
+Searched: TypeAlias = Index | ShardedIndex | LiveSnapshot
 
 _TRIED = 4  # sequence embeddings that shards and index have to answer alike
 _TRIED_K = 100
