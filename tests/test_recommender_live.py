@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recprune import Attributes, Index, InputError, LiveIndex, Recommender, StorageError
+from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
 from recprune.search.reference import score_items
 from tests.support.trainings import Trained, assert_same_answers, bits_of, histories_of, questions
@@ -172,8 +173,8 @@ def test_what_has_left_is_never_recommended(strings: LiveShop) -> None:
     first = strings.with_live.recommend([history], 1).items[0][0]
     snapshot = strings.live.snapshot()
     strings.live.remove(strings.live.find([first]))
-    for asked in ([history], [[]]):
-        assert first not in strings.with_live.recommend(asked, 500).items[0]
+    assert first not in strings.with_live.recommend([history], 500).items[0]
+    assert first not in strings.with_live.recommend([[]], 500).items[0]
     for name in ("allow", "boosts"):
         given: Any = {first: 100.0} if name == "boosts" else [first]
         with pytest.raises(InputError, match="not in the catalogue"):
@@ -248,3 +249,17 @@ def test_only_a_live_index_of_the_same_items_belongs_to_it(
     assert loaded.with_live(strings.live).with_live(None).live is None
     with pytest.raises(StorageError, match="not overwritten"):
         loaded.make_live(strings.live.folder)
+
+
+def test_the_command_makes_one(
+    sasrec: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "live"
+    assert main(["index", "live", str(sasrec.saved), "--out", str(out)]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == ["items", str(sasrec.prepared.num_items)]
+    with LiveIndex.open(out) as live:
+        recommender = Recommender.load(sasrec.saved).with_live(live)
+        assert recommender.recommend([["a"]], 3).items
+    assert main(["index", "live", str(sasrec.saved), "--out", str(out)]) == 2
+    assert "already exists and is not empty" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.support.serving import (
 )
 
 SOON_S = 1.0  # a change is seen by all workers; promised is a tenth of that
+MANY = 40  # items that are added while folders are loaded
 ASKED = 6  # connections that are dealt to two workers in turn
 
 
@@ -158,7 +160,8 @@ def test_all_of_a_change_is_made_or_nothing(service: Service, recommender: Recom
     def refused(*items: Json, **more: Any) -> tuple[int, str, str]:
         return error_of(service.post("/items", {"items": [*items], **more}))
 
-    good = {"id": "good", "code": code}
+    good: Json = {"id": "good", "code": code}
+    bad: Json
     for bad, message in (
         ({"id": "bad", "code": code[:-1]}, "items[1].code has 7 sub-item ids, expected 8"),
         ({"id": "bad", "code": [*code[:-1], 16]}, "items[1].code[7] is 16, expected 0 to 15"),
@@ -266,6 +269,19 @@ def test_a_live_index_of_something_else_is_not_served(
         Service(tmp_path / "index", "--live", live)
     with pytest.raises(AssertionError, match="not a live index: it has no file CURRENT"):
         Service(place / "recommender", "--live", tmp_path)
+    with pytest.raises(AssertionError, match="shards do not change; give --live or --shards"):
+        Service(place / "recommender", "--live", live, "--ray", "local", "--shards", tmp_path)
+
+
+def add_many(service: Service, code: list[int]) -> set[int]:
+    """Add items one after the other, each over a connection of its own; return the statuses."""
+    worst = [*code[:-1], (code[-1] + 1) % 16]  # behind what is looked for
+    return {
+        httpx.post(
+            f"{service.url}/items", json={"items": [{"id": f"sock {turn}", "code": worst}]}
+        ).status_code
+        for turn in range(MANY)
+    }
 
 
 def test_reloads_take_a_recommender_with_its_live_index(tmp_path: Path) -> None:
@@ -282,7 +298,13 @@ def test_reloads_take_a_recommender_with_its_live_index(tmp_path: Path) -> None:
         versions = [service.client.get("/readyz").json()["version"]]
         with Load(service, keep_alive=True).running() as load:
             # The same folder: the catalogue is what it was, with what is added meanwhile.
-            assert service.client.post("/admin/reload").status_code == 200
+            with ThreadPoolExecutor(1) as pool:
+                adding = pool.submit(add_many, service, code)
+                for _ in range(3):
+                    assert service.client.post("/admin/reload").status_code == 200
+            assert adding.result() == {200}
+            with LiveIndex.open(live) as opened:
+                assert (opened.find([f"sock {turn}" for turn in range(MANY)]) >= 0).all()
             assert put(service, "cap", code).status_code == 200
             assert items_of(service.recommend(history=HISTORY, k=2)) == ["hat", "cap"]
             load.more(20)
@@ -295,7 +317,13 @@ def test_reloads_take_a_recommender_with_its_live_index(tmp_path: Path) -> None:
             load.more(20)
             # And with a catalogue of its own in the same place.
             shutil.rmtree(live)
-            recommenders[1].make_live(live).close()
+            for exists in (False, True):
+                if exists:
+                    recommenders[1].make_live(live).close()
+                # What is there by now is not what is served.
+                for refused in (put(service, "scarf", code), service.client.delete("/items/hat")):
+                    assert error_of(refused)[:2] == (503, "catalogue_unavailable")
+                    assert "retry-after" in refused.headers
             answer = service.client.post("/admin/reload")
             assert answer.status_code == 200, answer.text
             versions.append(answer.json()["version"])

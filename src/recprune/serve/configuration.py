@@ -201,13 +201,6 @@ class ServeSettings(BaseSettings):
             )
         return url
 
-    @field_validator("ray")
-    @classmethod
-    def _check_ray(cls, ray: str | None, before: ValidationInfo) -> str | None:
-        if ray is not None and before.data.get("live") is not None:
-            raise ValueError("which is for shards, and --live for an index in one piece: give one")
-        return ray
-
     @field_validator("shards")
     @classmethod
     def _check_shards(cls, shards: Path | None, before: ValidationInfo) -> Path | None:

@@ -43,6 +43,13 @@ def kind_and_version(folder: Path) -> tuple[str, str]:
 def sharded_folder(settings: ServeSettings) -> Path | None:
     """Return where the shards to be searched lie; refuse options that do not go with the folder."""
     kind, _ = kind_and_version(settings.folder)
+    if settings.live is not None:
+        if kind != RECOMMENDER:
+            raise InputError(
+                f"--live: {settings.folder} holds a saved {kind}, expected a recommender"
+            )
+        if settings.shards is not None:
+            raise InputError("--live: shards do not change; give --live or --shards, one of them")
     if kind != SHARDED_INDEX:
         if settings.ray is not None and settings.shards is None:
             raise InputError(

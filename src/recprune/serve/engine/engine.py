@@ -459,8 +459,6 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     if settings.attributes is not None:
         attributes = Attributes.load(settings.attributes)
     live = None
-    if settings.live is not None and kind != RECOMMENDER:
-        raise InputError(f"--live: {folder} holds a saved {kind}, expected a recommender")
     if kind == RECOMMENDER:
         recommender = Recommender.load(folder)
         if settings.live is not None:

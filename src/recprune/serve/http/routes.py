@@ -262,17 +262,19 @@ def _add_items(app: FastAPI, service: Service) -> None:
         """Say what is known of an item."""
         engine = service.engine.now()
         catalogue = engine.catalogue
-        found = catalogue.find(item)
-        if found < 0:
-            raise NoSuchItemError("no such item in the catalogue")
-        return _json(
-            ItemAnswer(
+
+        def answered() -> ItemAnswer:
+            found = catalogue.find(item)
+            if found < 0:
+                raise NoSuchItemError("no such item in the catalogue")
+            return ItemAnswer(
                 item=catalogue.external_id(found),
                 name=catalogue.name(found),
                 popularity=catalogue.popularity_of(found),
-                code=await service.items.run(lambda: engine.code_of(found)),
+                code=engine.code_of(found),
             )
-        )
+
+        return _json(await service.items.run(answered))
 
     @_question(app, "/items", AddedItems)
     async def add_items(asked: AddItemsRequest) -> Response:
