@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from recprune import Attributes, Index, InputError, LiveIndex, Recommender, StorageError
 from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.search.reference import score_items
 from tests.support.trainings import Trained, assert_same_answers, bits_of, histories_of, questions
 
@@ -224,6 +225,39 @@ def test_new_items_have_no_attributes(strings: LiveShop) -> None:
             assert len(limited.items[0]) == 2 + len(new)
     assert recommender.live is strings.live
     assert recommender.with_attributes(None).live is strings.live
+
+
+def test_attributes_of_new_items_count_once_they_are_given(
+    strings: LiveShop, tmp_path: Path
+) -> None:
+    strings.put(["17", strings.new_id(1)])
+    strings.remove([0])
+    old = strings.live.snapshot()
+    strings.put([strings.new_id(2)])
+    names = strings.names()
+    table = {"item_id": names, "price": [float(number) for number in strings.numbers()]}
+    attributes = Attributes.from_table(table, SnapshotIds(strings.live.snapshot()))
+    assert attributes.num_items == strings.live.num_items
+    with pytest.raises(InputError, match="attributes are of 93 items, the catalogue has 90"):
+        strings.recommender.with_attributes(attributes)
+    recommender = strings.with_live.with_attributes(attributes)
+    where = f"price >= {strings.num_trained}"
+    strings.put([strings.new_id(3)])  # of which nothing is known yet
+    for history in (["b"], []):
+        found = recommender.recommend([history], 500, where=where)
+        assert {*found.items[0]} == {"17", strings.new_id(1), strings.new_id(2)}
+        before = recommender.recommend([history], 500, where=where, index=old)
+        assert {*before.items[0]} == {"17", strings.new_id(1)}
+        limited = recommender.recommend(
+            [history], 500, where=where, at_most=("price", 1), index=old
+        )
+        assert limited.items == before.items
+    # Saved is what was trained with.
+    recommender.save(tmp_path / "saved")
+    loaded = Recommender.load(tmp_path / "saved")
+    assert loaded.attributes is not None
+    assert loaded.attributes.num_items == strings.num_trained
+    assert loaded.recommend([[]], 5, where="price >= 0").by_popularity.all()
 
 
 def test_only_a_live_index_of_the_same_items_belongs_to_it(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, within
-from recprune.data.identifiers import ExternalId, ExternalIds
+from recprune.data.identifiers import ExternalId, ExternalIds, FoundIds
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
 from recprune.search.index import Index
@@ -24,16 +24,6 @@ from recprune.search.question import Searchable, mask_of
 from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
 _FIRST_LOOK = 1024  # items of the popular ones: enough for most answers
-
-
-class FoundIds(Protocol):
-    """External ids that are looked up."""
-
-    def __len__(self) -> int: ...
-
-    def find_all(self, external_ids: Sequence[object]) -> Int64Array: ...
-
-    def take(self, internal_ids: list[int]) -> Sequence[ExternalId]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,27 +137,28 @@ class Assortment:
 
 
 class AttributesSource:
-    """The attributes of a catalogue that may grow: items that came later have no values.
+    """The attributes of a catalogue that may grow: items that came after them have no values.
 
     Columns are made longer when a condition is first asked of a longer catalogue, and kept until
     it has grown again. Safe to share between threads.
     """
 
     def __init__(self, attributes: Attributes | None) -> None:
-        self.trained = attributes
+        self._given = attributes
         self._latest = attributes
 
     def of(self, num_items: int) -> Attributes | None:
         """Return the attributes of so many items, or None if there are none."""
-        latest = self._latest
-        if latest is None or self.trained is None or latest.num_items == num_items:
+        given, latest = self._given, self._latest
+        if given is None or latest is None or latest.num_items == num_items:
             return latest
-        # An older moment is rare: a question that began before the catalogue grew.
-        shorter = latest if latest.num_items < num_items else self.trained
-        extended = shorter.extended(num_items)
-        if shorter is latest:
-            self._latest = extended
-        return extended
+        if latest.num_items < num_items:
+            self._latest = latest.extended(num_items)
+            return self._latest
+        # An older moment, which is rare: a question that began before the catalogue grew.
+        if given.num_items <= num_items:
+            return given.extended(num_items)
+        return given.shortened(num_items)
 
 
 class Assortments:

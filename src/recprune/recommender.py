@@ -118,9 +118,10 @@ class Recommender:
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
-        if attributes is not None and attributes.num_items != len(item_ids):
+        most = len(item_ids) if live is None else live.num_items
+        if attributes is not None and not len(item_ids) <= attributes.num_items <= most:
             raise InputError(
-                f"attributes are of {attributes.num_items} items, the catalogue has {len(item_ids)}"
+                f"attributes are of {attributes.num_items} items, the catalogue has {most}"
             )
         self.index = index
         self.encoder = encoder
@@ -260,7 +261,11 @@ class Recommender:
         )
 
     def with_attributes(self, attributes: Attributes | None) -> Recommender:
-        """Return the same recommender with other attributes of its items, or without any."""
+        """Return the same recommender with other attributes of its items, or without any.
+
+        Over a live index they may be those of its items too, by their numbers: what
+        `Attributes.read` makes for `SnapshotIds(live.snapshot())`.
+        """
         return self._with(attributes, self.live)
 
     def with_live(self, live: LiveIndex | None) -> Recommender:
@@ -341,7 +346,8 @@ class Recommender:
         parts = {"index": self.index.parts()}
         version = _WITHOUT_ATTRIBUTES
         if self.attributes is not None:
-            parts["attributes"] = self.attributes.parts()
+            # Those of items that came later belong to the catalogue that has them.
+            parts["attributes"] = self.attributes.shortened(len(self.item_ids)).parts()
             version = _VERSION
         save_folder(folder, Saved(KIND, version, self.settings, arrays, parts))
 

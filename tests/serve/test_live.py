@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import polars as pl
 import pytest
 
 from recprune import Attributes, LiveIndex, Recommender
 from recprune.serve.keys import add_key
 from tests.support.serving import (
+    CLI,
     HISTORY,
     Json,
     Load,
@@ -227,6 +230,31 @@ def test_changes_from_elsewhere_are_served(
         elsewhere.compact().result()
         assert all(found[0] == "hat" for found in by_all(service, history=HISTORY, k=1))
     assert service.client.delete("/items/hat").status_code == 200
+
+
+def test_attributes_of_new_items_come_with_a_reload(
+    place: Path, live: Path, recommender: Recommender, tmp_path: Path
+) -> None:
+    code = best_code(recommender, HISTORY)
+    attributes, table = tmp_path / "attributes", tmp_path / "items.parquet"
+
+    def describe(prices: dict[str, float]) -> None:
+        pl.DataFrame({"item_id": [*prices], "price": [*prices.values()]}).write_parquet(table)
+        command = [*CLI, "attributes", str(live), str(table), "--out", str(attributes)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    describe({"a": 5.0, "b": 50.0})
+    options = ("--live", live, "--attributes", attributes)
+    with serving(place / "recommender", *options) as service:
+        asked: Json = {"history": [], "k": 5, "where": "price < 10"}
+        assert put(service, "hat", code).status_code == 200
+        assert items_of(service.recommend(**asked)) == ["a"]
+        describe({"a": 15.0, "b": 50.0, "hat": 7.5})
+        assert items_of(service.recommend(**asked)) == ["a"]
+        assert service.client.post("/admin/reload").status_code == 200
+        assert items_of(service.recommend(**asked)) == ["hat"]
+        assert put(service, "cap", code).status_code == 200
+        assert items_of(service.recommend(**asked)) == ["hat"]
 
 
 def test_changing_needs_a_key_of_its_own_scope(

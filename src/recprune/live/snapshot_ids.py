@@ -20,6 +20,10 @@ class SnapshotIds:
 
     snapshot: LiveSnapshot
 
+    @property
+    def are_strings(self) -> bool:
+        return self.snapshot.id_kind == "strings"
+
     def __len__(self) -> int:
         """How many numbers there are, of items that have left too."""
         return self.snapshot.num_items

@@ -465,7 +465,8 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
             live = LiveIndex.open(settings.live)
             recommender = recommender.with_live(live)
         if attributes is not None:
-            _check_attributes(attributes, recommender.index.num_items, settings)
+            most = None if live is None else live.num_items
+            _check_attributes(attributes, recommender.index.num_items, settings, most)
             recommender = recommender.with_attributes(attributes)
         attributes = recommender.attributes
         own = recommender.index
@@ -486,7 +487,8 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     index = shards or own
     if index is None or not index.num_items:
         raise StorageError(f"{folder}: has no items to serve")
-    _check_attributes(attributes, index.num_items, settings)
+    if recommender is None:
+        _check_attributes(attributes, index.num_items, settings)
     catalogue = Catalogue(
         RowNumbers(index.num_items) if recommender is None else recommender.item_ids,
         None if recommender is None else recommender.popularity,
@@ -510,12 +512,16 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
 
 
 def _check_attributes(
-    attributes: Attributes | None, num_items: int, settings: ServeSettings
+    attributes: Attributes | None,
+    num_items: int,
+    settings: ServeSettings,
+    most: int | None = None,  # that a live index has, if those of its items may be there too
 ) -> None:
-    if attributes is not None and attributes.num_items != num_items:
+    last = num_items if most is None else most
+    if attributes is not None and not num_items <= attributes.num_items <= last:
         raise InputError(
             f"{settings.attributes}: attributes of {attributes.num_items} items, expected those of "
-            f"the {num_items} that are served"
+            f"the {last} that are served"
         )
 
 
