@@ -20,7 +20,6 @@ from recprune.commands.console import output, print_table, showing_progress
 from recprune.commands.tables import print_repeats
 from recprune.evaluation.comparison import verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
-from recprune.live.snapshot_ids import SnapshotIds
 from recprune.models.settings import find_preset
 from recprune.training.curves import draw_training
 from recprune.training.loop import EpochReport
@@ -190,21 +189,21 @@ def _change(
     with recommender.make_live(folder) as live:
         living = recommender.with_live(live)
 
-        def note(what: str, **filters: str) -> None:
-            found = living.recommend(external, 3, exclude_seen=True, **filters).items[0]
+        def note(what: str, where: str | None = None) -> None:
+            found = living.recommend(external, 2, exclude_seen=True, where=where).items[0]
             rows.append((what, *(_short(names, product) for product in found)))
 
         note(f"{live.num_present:,} products")
         [number] = live.put([new], code[None].astype(recommender.index.item_codes().dtype))
         note(f"product {new} added, as number {number:,}")
         shelves = {"item_id": [new], "shelf": ["novelties"]}
-        ids = SnapshotIds(live.snapshot())
+        ids = recprune.SnapshotIds(live.snapshot())
         living = living.with_attributes(recprune.Attributes.from_table(shelves, ids))
-        note("where shelf = 'novelties'", where="shelf = 'novelties'")
-        note("where shelf is null", where="shelf is null")
+        for where in ("shelf = 'novelties'", "shelf is null"):
+            note(f"where {where}", where)
         live.remove([number])
         note("removed")
-    print_table("One household's best", ("", "1", "2", "3"), [(*row, "", "")[:4] for row in rows])
+    print_table("One household's best", ("", "1", "2"), [(*row, "")[:3] for row in rows])
 
 
 def _short(names: dict[object, str], external_id: object) -> str:

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recprune import Attributes, Index, InputError, LiveIndex, Recommender, StorageError
+from recprune import (
+    Attributes,
+    Index,
+    InputError,
+    LiveIndex,
+    Recommender,
+    SnapshotIds,
+    StorageError,
+)
 from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
-from recprune.live.snapshot_ids import SnapshotIds
 from recprune.search.reference import score_items
 from tests.support.trainings import Trained, assert_same_answers, bits_of, histories_of, questions
 

@@ -97,11 +97,21 @@ class Catalogue:
     def search(self, words: str, most: int) -> list[int]:
         """Return items whose id or name contains the words, popular ones first."""
         exact = self.find(words)
-        found = self._texts.find(words, most)
-        if isinstance(self.ids, SnapshotIds):
-            there = self.ids.snapshot.are_there(np.array(found, np.int64))
-            found = [item for item, is_there in zip(found, there, strict=True) if is_there]
+        found = self._named_so(words, most)
         return ([exact] + [item for item in found if item != exact])[:most] if exact >= 0 else found
+
+    def _named_so(self, words: str, most: int) -> list[int]:
+        """Return items that are there whose line contains the words, popular ones first."""
+        wanted = most
+        while True:
+            found = self._texts.find(words, wanted)
+            if not isinstance(self.ids, SnapshotIds):
+                return found
+            there = self.ids.snapshot.are_there(np.array(found, np.int64))
+            present = [item for item, is_there in zip(found, there, strict=True) if is_there]
+            if len(present) >= most or len(found) < wanted:
+                return present[:most]
+            wanted *= 4  # looked for anew: the more, the fewer times
 
     def item_set(self, path: Path) -> NDArray[np.uint64]:
         """Read a file with an id a line: which items these are, as bits; unknown ones are not."""
