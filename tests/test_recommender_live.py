@@ -267,6 +267,21 @@ def test_attributes_of_new_items_count_once_they_are_given(
     assert loaded.recommend([[]], 5, where="price >= 0").by_popularity.all()
 
 
+def test_whatever_is_looked_up_is_found_or_not(shop: LiveShop) -> None:
+    shop.put([shop.new_id(1)])
+    first, new = shop.items[1][1], shop.new_id(1)
+    odd: list[Any] = [True, None, 1.5, b"a", [first], "\udc80", 10**30, float("nan"), np.float32(5)]
+    ids = SnapshotIds(shop.live.snapshot())
+    assert ids.find_all([first, *odd, new]).tolist() == [1, *[-1] * len(odd), shop.num_trained]
+    assert ids.find_all(["\udc80", "x"]).tolist() == [-1, -1]
+    assert ids.find_all([10**30, 2**63]).tolist() == [-1, -1]
+    assert ids.find_all([]).tolist() == []
+    assert ids.take([shop.num_trained, 1]) == [new, first]
+    assert (len(ids), ids[1]) == (shop.num_trained + 1, first)
+    found = shop.with_live.recommend([[first, *odd]], 3)
+    assert len(found.unknown[0]) == len(odd)
+
+
 def test_only_a_live_index_of_the_same_items_belongs_to_it(
     trainings: dict[str, Trained], strings: LiveShop, tmp_path: Path
 ) -> None:

@@ -33,6 +33,8 @@ class SnapshotIds:
 
     def find_all(self, external_ids: Sequence[object]) -> Int64Array:
         """Return the numbers, −1 where no item of that id is there, whatever is asked for."""
+        if {str if self.are_strings else int}.issuperset(map(type, external_ids)):
+            return self.snapshot.find(cast(Sequence[ExternalId], external_ids))  # as nearly always
         kind = self.snapshot.id_kind
         # A number and True are the same to a dictionary, and a list is refused there.
         possible = [place for place, value in enumerate(external_ids) if is_name(value, kind)]
