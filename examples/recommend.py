@@ -68,6 +68,9 @@ def main() -> None:
     output.rule("8. The exact search against exhaustive scoring, for these users")
     _search(prepared, recommender)
 
+    output.rule("9. A product arrives, is recommended, filtered, and leaves")
+    _change(prepared, recommender, names, out / "catalogue")
+
 
 def _train(
     prepared: recprune.Prepared, settings: recprune.Settings, out: Path
@@ -167,6 +170,40 @@ def _search(prepared: recprune.Prepared, recommender: recprune.Recommender) -> N
         )
     header = ("method", "microseconds", "products scored", "same ids and bits")
     print_table(f"Medians of {len(histories)} households", header, rows)
+
+
+def _change(
+    prepared: recprune.Prepared,
+    recommender: recprune.Recommender,
+    names: dict[object, str],
+    folder: Path,
+) -> None:
+    history = prepared.history(prepared.test, 0)
+    external = [prepared.item_ids.take(history.tolist())]
+    # The code that this household would like best; a shop would take that of a similar product.
+    embedding = recommender.encoder.encode([history])[0]
+    code = recommender.index.sub_item_scores(embedding).argmax(axis=1)
+    new = 1 + max(int(product) for product in prepared.item_ids.take(range(prepared.num_items)))
+    names = {**names, new: "The new product"}
+    rows = []
+    with recommender.make_live(folder) as live:
+        living = recommender.with_live(live)
+
+        def note(what: str, where: str | None = None) -> None:
+            found = living.recommend(external, 2, exclude_seen=True, where=where).items[0]
+            rows.append((what, *(_short(names, product) for product in found)))
+
+        note(f"{live.num_present:,} products")
+        [number] = live.put([new], code[None].astype(recommender.index.item_codes().dtype))
+        note(f"product {new} added, as number {number:,}")
+        shelves = {"item_id": [new], "shelf": ["novelties"]}
+        ids = recprune.SnapshotIds(live.snapshot())
+        living = living.with_attributes(recprune.Attributes.from_table(shelves, ids))
+        for where in ("shelf = 'novelties'", "shelf is null"):
+            note(f"where {where}", where)
+        live.remove([number])
+        note("removed")
+    print_table("One household's best", ("", "1", "2"), [(*row, "")[:3] for row in rows])
 
 
 def _short(names: dict[object, str], external_id: object) -> str:

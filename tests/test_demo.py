@@ -47,6 +47,8 @@ def test_recommend(tmp_path: Path) -> None:
         "recommended",
     ):
         assert piece in shown.stdout
+    # Added, and in a condition that is true of it; not in another one, nor once it is removed.
+    assert shown.stdout.count("The new product") == 2
     assert shown.stdout.count("✓") == 4  # every method returns the same
     assert (tmp_path / "model" / "training.png").stat().st_size > 10_000
     assert Recommender.load(tmp_path / "model" / "recommender", verify=True).item_ids

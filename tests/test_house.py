@@ -33,6 +33,7 @@ PACKAGES = [
     "models",
     "evaluation",
     "training",
+    "assortment",
     "recommender",
     "cluster",
     "shards",

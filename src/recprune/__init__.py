@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from recprune.evaluation.metrics import RankedUsers
     from recprune.live.live_index import LiveIndex
     from recprune.live.snapshot import LiveSnapshot
+    from recprune.live.snapshot_ids import SnapshotIds
     from recprune.models.settings import ModelSettings, Settings, TrainingSettings
     from recprune.preparation.codebook import (
         Codebook,
@@ -122,6 +123,7 @@ __all__ = [
     "ShardLostError",
     "ShardedIndex",
     "ShardedTopK",
+    "SnapshotIds",
     "Statistics",
     "StorageError",
     "StringIds",
@@ -204,6 +206,7 @@ _HOMES = {
     "ShardLostError": "shards.folder",
     "ShardedIndex": "shards.sharded_index",
     "ShardedTopK": "shards.answers",
+    "SnapshotIds": "live.snapshot_ids",
     "Statistics": "data.statistics",
     "StorageError": "types",
     "StringIds": "data.identifiers",

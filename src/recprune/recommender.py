@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.assortment import Assortment, Assortments, fingerprint
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.bitmaps import packed
-from recprune.attributes.diversity import Limit, search_at_most, within
-from recprune.data.identifiers import ExternalId, ExternalIds, ids_from_arrays
+from recprune.attributes.diversity import Limit, search_at_most
+from recprune.data.identifiers import ExternalId, ExternalIds, IntegerIds, ids_from_arrays
+from recprune.live.item_names import as_objects
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot import LiveSnapshot
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts, add_boosts, check_heads
 from recprune.models.inference import (
@@ -31,6 +35,7 @@ from recprune.models.inference import (
     OnnxEncoder,
     TorchEncoder,
 )
+from recprune.models.repeats import ItemScores
 from recprune.models.settings import DEFAULT_PRESET, Settings, find_preset
 from recprune.models.timelines import checked_timelines
 from recprune.models.transitions import SuccessorTable
@@ -39,7 +44,7 @@ from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
-from recprune.search.question import ItemBits, Searchable, mask_of
+from recprune.search.question import ItemBits, Searchable
 from recprune.search.reference import score_items
 from recprune.search.top_k import SearchStats, TopK
 from recprune.storage import Saved, load_folder, save_folder
@@ -109,12 +114,14 @@ class Recommender:
         successors: SuccessorTable | None = None,
         activity: Activity | None = None,
         attributes: Attributes | None = None,
+        live: LiveIndex | None = None,
     ) -> None:
         """Use `fit`, `from_training` or `load`."""
         frozen(popularity)
-        if attributes is not None and attributes.num_items != len(item_ids):
+        most = len(item_ids) if live is None else live.num_items
+        if attributes is not None and not len(item_ids) <= attributes.num_items <= most:
             raise InputError(
-                f"attributes are of {attributes.num_items} items, the catalogue has {len(item_ids)}"
+                f"attributes are of {attributes.num_items} items, the catalogue has {most}"
             )
         self.index = index
         self.encoder = encoder
@@ -130,7 +137,8 @@ class Recommender:
             scores_of = partial(_item_scores, index, index.item_codes())
         self.heads = BoostHeads(weights, model_settings, successors, scores_of, activity)
         self._export = export  # the encoder as it is saved
-        self._most_popular = np.argsort(-popularity, kind="stable")
+        self.live = live  # where items come and go
+        self._assortments = Assortments(index, item_ids, popularity, attributes)
 
     def __repr__(self) -> str:
         model = self.settings["model"]
@@ -253,7 +261,54 @@ class Recommender:
         )
 
     def with_attributes(self, attributes: Attributes | None) -> Recommender:
-        """Return the same recommender with other attributes of its items, or without any."""
+        """Return the same recommender with other attributes of its items, or without any.
+
+        Over a live index they may be those of its items too, by their numbers: what
+        `Attributes.read` makes for `SnapshotIds(live.snapshot())`.
+        """
+        return self._with(attributes, self.live)
+
+    def with_live(self, live: LiveIndex | None) -> Recommender:
+        """Return the same recommender over a catalogue that changes, or over that of its training.
+
+        It recommends the items that are there when it is asked. `live` is what `make_live` made of
+        this recommender, or of another one with the same items and vectors. Histories are still
+        those of items that the model was trained with: others count as unknown, though they are
+        recommended, excluded, allowed and boosted as all are.
+        """
+        if live is not None:
+            self._check_own(live)
+        return self._with(self.attributes, live)
+
+    def make_live(self, folder: str | Path, *, threads: int = 1) -> LiveIndex:
+        """Make a live index of the items, in a folder that is new or empty.
+
+        Items have their internal ids as numbers, and their external ids; this recommender, and its
+        folder, stay as they are.
+        """
+        ids = self.item_ids
+        return LiveIndex.create(
+            folder,
+            self.index.item_codes(),
+            self.index.sub_item_embeddings(),
+            item_bias=self.index.item_bias,
+            item_ids=ids.numbers
+            if isinstance(ids, IntegerIds)
+            else as_objects(ids.take(range(len(ids)))),
+            made_from=fingerprint(self.index, ids),
+            layout=self.index.layout,
+            threads=threads,
+        )
+
+    def _check_own(self, live: LiveIndex) -> None:
+        """Refuse a live index of other items, or with other vectors."""
+        if live.made_from != fingerprint(self.index, self.item_ids):
+            raise StorageError(
+                f"{live.folder}: the live index was not made from this recommender, or from one "
+                "with the same items and vectors: `make_live` or `recprune index live` makes one"
+            )
+
+    def _with(self, attributes: Attributes | None, live: LiveIndex | None) -> Recommender:
         heads = self.heads
         return Recommender(
             self.index,
@@ -266,6 +321,7 @@ class Recommender:
             heads.transitions.table if heads.transitions is not None else None,
             heads.repeats.activity if heads.repeats is not None else None,
             attributes,
+            live,
         )
 
     def save(self, folder: str | Path) -> None:
@@ -290,7 +346,8 @@ class Recommender:
         parts = {"index": self.index.parts()}
         version = _WITHOUT_ATTRIBUTES
         if self.attributes is not None:
-            parts["attributes"] = self.attributes.parts()
+            # Those of items that came later belong to the catalogue that has them.
+            parts["attributes"] = self.attributes.shortened(len(self.item_ids)).parts()
             version = _VERSION
         save_folder(folder, Saved(KIND, version, self.settings, arrays, parts))
 
@@ -421,27 +478,31 @@ class Recommender:
         long ago things were.
         A search that is not done at `deadline`, by `time.monotonic()`, returns the best found so
         far, and its statistics say whether that is exact. `index` is another one of the same items,
-        such as a `ShardedIndex`.
+        such as a `ShardedIndex`; where the catalogue changes, a snapshot of it, instead of the one
+        that is taken when this is called.
         """
         clock = _Clock()
-        k = checked_k(k, self.index.num_items)
+        offered = self._assortment(index)
+        k = checked_k(k, offered.num_items)
         chosen = find_method(method)
         checked_threads(threads)
         if deadline is not None:
             check_can_stop(chosen)
-        searched = self._same_items(index) if index is not None else self.index
         known, unknown, kept = self._internal(histories)
         timelines = checked_timelines(times, now, kept)
-        excluded = [self._find_known(exclude)] * len(known)
+        excluded = [_find_known(offered, exclude)] * len(known)
         leave_out_seen = exclude_seen or (exclude_seen is None and not self.repeats)
         if leave_out_seen:
-            excluded = [np.concatenate(pair) for pair in zip(excluded, known, strict=True)]
-        allowed = self._allowed(allow)
-        boosted = self._boosted(boosts)
-        limit = self._limit(at_most)
+            seen: Sequence[NDArray[Any]] = known
+            if offered.snapshot is not None:
+                seen = _seen(offered, histories)
+            excluded = [np.concatenate(pair) for pair in zip(excluded, seen, strict=True)]
+        allowed = _allowed(offered, allow)
+        boosted = _boosted(offered, boosts)
+        limit = self._limit(offered, at_most)
         clock.lap("look up")
         if where is not None:
-            allowed = self._true_of(where, allowed)
+            allowed = self._true_of(offered, where, allowed)
             clock.lap("filter")
         answered = np.array([len(items) > 0 for items in known], np.bool_)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
@@ -451,11 +512,17 @@ class Recommender:
             dated = list(compress(timelines, answered))
             embeddings = self.encoder.encode(encoded, dated)
             # What was seen and is left out needs no boosts.
-            learnt = self.heads(embeddings, encoded, dated, repeats=not leave_out_seen)
+            learnt = self.heads(
+                embeddings,
+                encoded,
+                dated,
+                repeats=not leave_out_seen,
+                item_scores=_scores_at(offered.snapshot),
+            )
             clock.lap("encode")
             left_out = list(compress(excluded, answered))
             top = search_at_most(
-                searched,
+                offered.index,
                 embeddings,
                 k,
                 limit,
@@ -476,12 +543,10 @@ class Recommender:
             if top is not None:
                 ids[answered], scores[answered] = top.ids, top.scores
             for place in np.flatnonzero(~answered):
-                best, popularity = self._most_popular_within(
-                    limit, k, excluded[place], allowed, boosted
-                )
+                best, popularity = offered.most_popular(k, excluded[place], allowed, boosted, limit)
                 ids[place, : len(best)] = best
                 scores[place, : len(best)] = popularity
-        items = [[*self.item_ids.take(row[row >= 0].tolist())] for row in ids]
+        items = [offered.names(row[row >= 0]) for row in ids]
         clock.lap("answer")
         return Recommendations(
             items=items,
@@ -516,78 +581,48 @@ class Recommender:
         """Whether the model has learnt what is taken again, and boosts it."""
         return self.heads.repeats is not None
 
-    def _same_items(self, index: Searchable) -> Searchable:
-        """Return an index, unless it cannot be one of the same items."""
-        if (index.num_items, index.width) != (self.index.num_items, self.index.width):
-            raise InputError(
-                f"index has {index.num_items} items of width {index.width}, expected "
-                f"{self.index.num_items} of width {self.index.width}"
-            )
-        return index
+    def _assortment(self, index: Searchable | None) -> Assortment:
+        """Return what can be recommended: now, or by an index that was given."""
+        if self.live is not None and (index is None or index is self.live):
+            index = self.live.snapshot()
+        if isinstance(index, LiveSnapshot):
+            if self.live is None:
+                raise InputError("index is of a catalogue that changes: `with_live` takes one")
+            return self._assortments.at(index)
+        if self.live is not None:
+            raise InputError("index is of the items that were trained with, and these have changed")
+        return self._assortments.trained if index is None else self._assortments.over(index)
 
-    def _true_of(self, where: str, allowed: NDArray[Any] | None) -> NDArray[np.uint64]:
+    def _true_of(
+        self, offered: Assortment, where: str, allowed: NDArray[Any] | None
+    ) -> NDArray[np.uint64]:
         """Return which of the allowed items a condition is true of, as bits."""
-        words = self._attributes("where").where(where).words
+        words = self.attributes_for("where", offered.num_items).where(where).words
         if allowed is None:
             return words
         return words & (packed(allowed) if allowed.dtype == np.bool_ else allowed)
 
-    def _limit(self, at_most: tuple[str, int] | None) -> Limit | None:
+    def _limit(self, offered: Assortment, at_most: tuple[str, int] | None) -> Limit | None:
         if at_most is None:
             return None
         if not isinstance(at_most, tuple | list) or len(at_most) != 2:
             raise InputError(f"at_most is {at_most!r}, expected the name of a column and a number")
         column, count = at_most
-        return Limit(self._attributes("at_most").limited(column, count), int(count))
+        attributes = self.attributes_for("at_most", offered.num_items)
+        return Limit(attributes.limited(column, count), int(count))
 
-    def _attributes(self, name: str) -> Attributes:
-        if self.attributes is None:
+    def attributes_for(self, name: str, num_items: int) -> Attributes:
+        """Return the attributes of so many items, which what is called `name` asks for.
+
+        Items that the catalogue has had since the training have no values.
+        """
+        attributes = self._assortments.trained.attributes.of(num_items)
+        if attributes is None:
             raise InputError(
                 f"{name}: this recommender has no attributes of its items: `with_attributes` or "
                 "`recprune attributes` adds them"
             )
-        return self.attributes
-
-    def _most_popular_within(
-        self,
-        limit: Limit | None,
-        k: int,
-        excluded: Int64Array,
-        allowed: NDArray[Any] | None,
-        boosted: Boosts | None,
-    ) -> tuple[Int64Array, Float32Array]:
-        """Do as `_most_popular_items` does, with a limit, if there is one."""
-        wanted = k
-        while True:
-            best, totals = self._most_popular_items(wanted, excluded, allowed, boosted)
-            if limit is None:
-                return best, totals
-            taken = np.flatnonzero(within(limit, best))[:k]
-            if len(taken) == k or len(best) < wanted:
-                return best[taken], totals[taken]
-            wanted *= 4  # sorted anew: the more, the fewer times
-
-    def _most_popular_items(
-        self,
-        k: int,
-        excluded: Int64Array,
-        allowed: NDArray[Any] | None,
-        boosted: Boosts | None,
-    ) -> tuple[Int64Array, Float32Array]:
-        """Return the best k by numbers of interactions and boosts, and these sums."""
-        best = self._most_popular
-        items, boosts = boosted if boosted is not None else (best[:0], np.empty(0, np.float32))
-        if allowed is not None:
-            mask = allowed if allowed.dtype == np.bool_ else mask_of(allowed, len(best))
-            best, items, boosts = best[mask[best]], items[mask[items]], boosts[mask[items]]
-        # Enough, whichever of them are excluded or sink.
-        best = np.union1d(best[: k + len(excluded) + len(items)], items)
-        totals = self.popularity[best].astype(np.float32)
-        totals[np.searchsorted(best, items)] += boosts
-        kept = ~np.isin(best, excluded)
-        best, totals = best[kept], totals[kept]
-        order = np.lexsort((best, -totals))[:k]
-        return best[order], totals[order]
+        return attributes
 
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
@@ -615,61 +650,80 @@ class Recommender:
             unknown.append([whole[start + place] for place in missing])
         return known, unknown, kept
 
-    def _find_known(self, external_ids: Sequence[ExternalId]) -> Int64Array:
-        if isinstance(external_ids, str | bytes) or not hasattr(external_ids, "__iter__"):
-            raise InputError(f"exclude is {external_ids!r}, expected a sequence of item ids")
-        given: list[Any] = list(external_ids)
-        for place, value in enumerate(given):
-            if isinstance(value, list | tuple | np.ndarray):  # one list is for all histories
-                raise InputError(f"exclude[{place}] is {value!r}, expected an item id")
-        found = self.item_ids.find_all(given)
-        return found[found >= 0]
 
-    def _boosted(self, boosts: Mapping[ExternalId, float] | None) -> Boosts | None:
-        """Return the internal ids of boosted items and their boosts."""
-        if not boosts:
-            return None
-        if not isinstance(boosts, Mapping):
-            raise InputError(f"boosts is {boosts!r}, expected a mapping from item ids to numbers")
-        given = list(boosts)
-        items = self.item_ids.find_all(given)
-        if len(items) and items.min() < 0:
-            raise InputError(f"boosts: {given[int((items < 0).argmax())]!r}: not in the catalogue")
-        values = np.empty(len(given), np.float32)
-        for place, (item, boost) in enumerate(boosts.items()):
-            number = isinstance(boost, int | float | np.integer | np.floating)
-            if not number or isinstance(boost, bool) or not abs(boost) <= _LARGEST_BOOST:
-                raise InputError(f"boosts[{item!r}] is {boost!r}, expected a finite number")
-            values[place] = boost
-        return items, values
+def _find_known(offered: Assortment, external_ids: Sequence[ExternalId]) -> Int64Array:
+    if isinstance(external_ids, str | bytes) or not hasattr(external_ids, "__iter__"):
+        raise InputError(f"exclude is {external_ids!r}, expected a sequence of item ids")
+    given: list[Any] = list(external_ids)
+    for place, value in enumerate(given):
+        if isinstance(value, list | tuple | np.ndarray):  # one list is for all histories
+            raise InputError(f"exclude[{place}] is {value!r}, expected an item id")
+    found = offered.find(given)
+    return found[found >= 0]
 
-    def _allowed(
-        self, allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None
-    ) -> NDArray[Any] | None:
-        """Return which items are allowed, as a mask or as bits."""
-        if allow is None:
-            return None
-        if isinstance(allow, ItemBits):
-            words = -(-len(self.item_ids) // 64)
-            if allow.words.shape != (words,):
-                raise InputError(f"allow has shape {list(allow.words.shape)}, expected [{words}]")
-            return allow.words
-        if isinstance(allow, np.ndarray) and allow.dtype == np.bool_:
-            if allow.shape != (len(self.item_ids),):
-                raise InputError(
-                    f"allow has shape {list(allow.shape)}, expected [{len(self.item_ids)}]"
-                )
-            return allow
-        if isinstance(allow, str | bytes) or not hasattr(allow, "__iter__"):
-            raise InputError(f"allow is {allow!r}, expected a sequence of item ids, or a mask")
-        given = list(allow)
-        items = self.item_ids.find_all(given)
-        if len(items) and items.min() < 0:
-            place = int((items < 0).argmax())
-            raise InputError(f"allow[{place}] is {given[place]!r}: not in the catalogue")
-        mask = np.zeros(len(self.item_ids), np.bool_)
-        mask[items] = True
-        return mask
+
+def _boosted(offered: Assortment, boosts: Mapping[ExternalId, float] | None) -> Boosts | None:
+    """Return the internal ids of boosted items and their boosts."""
+    if not boosts:
+        return None
+    if not isinstance(boosts, Mapping):
+        raise InputError(f"boosts is {boosts!r}, expected a mapping from item ids to numbers")
+    given = list(boosts)
+    items = offered.find(given)
+    if len(items) and items.min() < 0:
+        raise InputError(f"boosts: {given[int((items < 0).argmax())]!r}: not in the catalogue")
+    values = np.empty(len(given), np.float32)
+    for place, (item, boost) in enumerate(boosts.items()):
+        number = isinstance(boost, int | float | np.integer | np.floating)
+        if not number or isinstance(boost, bool) or not abs(boost) <= _LARGEST_BOOST:
+            raise InputError(f"boosts[{item!r}] is {boost!r}, expected a finite number")
+        values[place] = boost
+    return items, values
+
+
+def _allowed(
+    offered: Assortment, allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None
+) -> NDArray[Any] | None:
+    """Return which items are allowed, as a mask or as bits."""
+    if allow is None:
+        return None
+    if isinstance(allow, ItemBits):
+        return offered.with_length(allow.words)
+    if isinstance(allow, np.ndarray) and allow.dtype == np.bool_:
+        return offered.with_length(allow)
+    if isinstance(allow, str | bytes) or not hasattr(allow, "__iter__"):
+        raise InputError(f"allow is {allow!r}, expected a sequence of item ids, or a mask")
+    given = list(allow)
+    items = offered.find(given)
+    if len(items) and items.min() < 0:
+        place = int((items < 0).argmax())
+        raise InputError(f"allow[{place}] is {given[place]!r}: not in the catalogue")
+    mask = np.zeros(offered.num_items, np.bool_)
+    mask[items] = True
+    return mask
+
+
+def _seen(offered: Assortment, histories: Sequence[Sequence[ExternalId]]) -> list[Int64Array]:
+    """Return the numbers of what is in histories and there, known to the encoder or not."""
+    found = (offered.find(list(history)) for history in histories)
+    return [numbers[numbers >= 0] for numbers in found]
+
+
+def _scores_at(snapshot: LiveSnapshot | None) -> ItemScores | None:
+    """Return what scores items as they are at a moment; None: as they were trained.
+
+    Items that have left score 0, and are not asked for: no boost brings them back.
+    """
+    if snapshot is None:
+        return None
+
+    def scores(sequence_embedding: Float32Array, items: Int64Array) -> Float32Array:
+        found = np.zeros(len(items), np.float32)
+        there = snapshot.are_there(items)
+        found[there] = snapshot.score(sequence_embedding, items[there])
+        return found
+
+    return scores
 
 
 class _Clock:

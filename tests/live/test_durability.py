@@ -274,7 +274,7 @@ def test_a_change_that_cannot_be_is_refused(shop: Shop, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytes(15), bytes(8) + b"\xff" * 8, bytes(17)])
-@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5])
 def test_content_of_a_wrong_size_is_refused(shop: Shop, kind: int, content: bytes) -> None:
     shop.live.close()
     append_record(shop.folder, shop.live._tip, kind, content)

@@ -62,9 +62,14 @@ def test_whatever_happens_answers_are_those_of_a_fresh_index(
         methods.append("cells")
     with pytest.MonkeyPatch.context() as patch:
         for _ in range(12):
-            what = rng.choice(["add", "remove", "replace", "seal", "compact", "reopen", "few"])
+            what = rng.choice(
+                ["add", "remove", "replace", "seal", "compact", "reopen", "few", "put"]
+            )
             if what == "add":
                 shop.add(int(rng.integers(0, 200)), with_bias=bool(rng.integers(2)))
+            elif what == "put":
+                if shop.ids:
+                    shop.put(int(rng.integers(0, 50)), with_bias=bool(rng.integers(2)))
             elif what == "few":
                 for _ in range(int(rng.integers(1, 6))):
                     shop.add(1)
@@ -330,3 +335,41 @@ def test_a_closed_index_changes_no_more(shop: Shop) -> None:
         with pytest.raises(InputError, match="closed"):
             change()
     shop.check()  # what it knew, it knows
+
+
+def test_an_item_is_put_once_and_then_replaced_if_that_is_said(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop", np.random.default_rng(2), ids="strings", num_items=3)
+    live, codes = shop.live, shop.drawn(2)[0]
+    there = shop.items[1][2]
+    before = live.snapshot()
+    with pytest.raises(InputError, match=r"item_ids\[1\] is .*, which is there already"):
+        live.put(["new", there], codes)
+    with pytest.raises(InputError, match=r"item_ids\[1\] is 'new', which is there twice"):
+        live.put(["new", "new"], codes, replace=True)
+    with pytest.raises(InputError, match="created without biases"):
+        live.put(["new", "newer"], codes, [None, 0.5])
+    assert live.snapshot() is before  # all or none
+    assert live.put(["new", there], codes, replace=True).tolist() == [3, 1]
+    live.close()
+    with LiveIndex.open(shop.folder) as again:
+        assert again.snapshot().sequence == 1  # one change, on disk as one
+        assert np.array_equal(again.snapshot().item_codes([3, 1]), codes)
+        assert again.external_ids([3, 1]) == ["new", there]
+    nameless = Shop(tmp_path / "nameless", np.random.default_rng(2)).live
+    with nameless, pytest.raises(InputError, match="created without external ids"):
+        nameless.put([1], codes[:1])
+
+
+@pytest.mark.parametrize("made_from", [None, "0f" * 32])
+def test_what_it_was_made_from_stays_known(tmp_path: Path, made_from: str | None) -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 4, (5, 2)).astype(np.uint8)
+    vectors = rng.standard_normal((2, 4, 3)).astype(np.float32)
+    with LiveIndex.create(tmp_path / "shop", codes, vectors, made_from=made_from) as live:
+        live.add(codes)
+        live.compact().result()
+    with LiveIndex.open(tmp_path / "shop") as live:
+        assert live.made_from == made_from
+    if made_from is None:
+        with pytest.raises(InputError, match="made_from is 'x', expected 64 hexadecimal digits"):
+            LiveIndex.create(tmp_path / "other", codes, vectors, made_from="x")

@@ -338,8 +338,8 @@ def test_keys_are_found_by_their_hash(tmp_path: Path) -> None:
     assert [key and key.name for key in named] == ["a", "b", None, None]
     assert named[0] is not None
     assert named[1] is not None
-    assert [named[0].allows(scope) for scope in SCOPES] == [True, False, False]
-    assert [named[1].allows(scope) for scope in SCOPES] == [True, True, True]
+    assert [named[0].allows(scope) for scope in SCOPES] == [True, False, False, False]
+    assert [named[1].allows(scope) for scope in SCOPES] == [True, True, True, True]
     remove_key(path, "a")
     assert read_keys(path).find(first) is None
     with pytest.raises(InputError, match="has no key of the name 'a'"):
@@ -366,8 +366,8 @@ def test_a_file_with_one_scope_for_each_key_is_read(tmp_path: Path) -> None:
     shop, operator = found.find("shop"), found.find("operator")
     assert shop is not None
     assert operator is not None
-    assert [shop.allows(scope) for scope in SCOPES] == [True, False, False]
-    assert [operator.allows(scope) for scope in SCOPES] == [True, True, True]
+    assert [shop.allows(scope) for scope in SCOPES] == [True, False, False, False]
+    assert [operator.allows(scope) for scope in SCOPES] == [True, True, True, True]
     assert shop.rate is None
     add_key(path, "till", "events")
     assert [key.name for key in read_keys(path).stored] == ["shop", "operator", "till"]

@@ -93,6 +93,28 @@ class Shop:
             _, old, name = self.items[number]
             self.items[number] = codes[row], old if bias is None else float(bias[row]), name
 
+    def put(self, count: int, *, with_bias: bool = True) -> None:
+        """Put items of which about half are there."""
+        there = self.some(count // 2)
+        codes, bias, names = self.drawn(count)
+        assert names is not None
+        order = self.rng.permutation(count)
+        names = [self.items[number][2] for number in there] + names[len(there) :]
+        biases: list[float | None] | None = None
+        if bias is not None and with_bias:  # some are not given
+            biases = [None if row % 3 == 0 else float(value) for row, value in enumerate(bias)]
+        put = [names[row] for row in order]
+        given = None if biases is None else [biases[row] for row in order]
+        numbers = self.live.put(put, codes[order], given, replace=True)
+        numbered = dict(zip(put, numbers.tolist(), strict=True))
+        new = sorted(number for number in numbered.values() if number >= self.next_number)
+        assert new == list(range(self.next_number, self.next_number + count - len(there)))
+        for row, name in enumerate(names):
+            old = self.items[numbered[name]][1] if row < len(there) else 0.0
+            value = old if biases is None or biases[row] is None else float(biases[row] or 0.0)
+            self.items[numbered[name]] = codes[row], value, name
+        self.next_number += len(new)
+
     def some(self, count: int) -> list[int]:
         numbers = np.array(sorted(self.items), np.int64)
         found: list[int] = self.rng.permutation(numbers)[:count].tolist()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.attributes.column import NO_VALUE, AttributeColumn, Kind, code_type
-from recprune.data.identifiers import CatalogueIds, StringIds, number_texts
+from recprune.data.identifiers import FoundIds, StringIds, number_texts
 from recprune.types import InputError, Int64Array, needs_extra
 
 with needs_extra("data"):
@@ -56,7 +56,7 @@ def read_table(path: str | Path) -> pa.Table:
 
 def item_rows(
     given: Any,
-    item_ids: CatalogueIds,
+    item_ids: FoundIds,
     item_column: str | None = None,
     columns: Sequence[str] | None = None,
     source: str = "attributes",

@@ -15,7 +15,7 @@ from recprune.attributes.binding import Bound, bind, column_named
 from recprune.attributes.bitmaps import BitmapCache, words_of
 from recprune.attributes.column import AttributeColumn, column_from_arrays
 from recprune.attributes.grammar import parse_condition
-from recprune.data.identifiers import CatalogueIds
+from recprune.data.identifiers import FoundIds
 from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import InputError, Json, StorageError
@@ -67,7 +67,7 @@ class Attributes:
     def from_table(
         cls,
         table: Any,
-        item_ids: CatalogueIds,
+        item_ids: FoundIds,
         *,
         item_column: str | None = None,
         columns: Sequence[str] | None = None,
@@ -99,7 +99,7 @@ class Attributes:
     def read(
         cls,
         path: str | Path,
-        item_ids: CatalogueIds,
+        item_ids: FoundIds,
         *,
         item_column: str | None = None,
         columns: Sequence[str] | None = None,
@@ -112,7 +112,7 @@ class Attributes:
         )
 
     def updated(
-        self, table: Any, item_ids: CatalogueIds, *, item_column: str | None = None
+        self, table: Any, item_ids: FoundIds, *, item_column: str | None = None
     ) -> Attributes:
         """Return the attributes after some rows have changed; this object stays as it is.
 
@@ -136,6 +136,29 @@ class Attributes:
         added = np.arange(self.num_items, len(item_ids))
         cache = self._cache.after(np.union1d(rows.items, added))
         return Attributes(changed, len(item_ids), unknown=rows.unknown, cache=cache)
+
+    def extended(self, num_items: int) -> Attributes:
+        """Return the attributes with further items at the end, which have no values.
+
+        What was kept of conditions is asked again of these alone.
+        """
+        if num_items < self.num_items:
+            raise InputError(f"{num_items} items, expected the {self.num_items} of before")
+        if num_items == self.num_items:
+            return self
+        columns = {name: _extended(column, num_items) for name, column in self.columns.items()}
+        cache = self._cache.after(np.arange(self.num_items, num_items))
+        return Attributes(columns, num_items, unknown=self.unknown, cache=cache)
+
+    def shortened(self, num_items: int) -> Attributes:
+        """Return the attributes of the first items alone."""
+        if not 0 <= num_items <= self.num_items:
+            raise InputError(f"{num_items} items, expected {self.num_items} at most")
+        if num_items == self.num_items:
+            return self
+        first = np.arange(num_items)
+        columns = {name: column.take(first) for name, column in self.columns.items()}
+        return Attributes(columns, num_items)
 
     def save(self, folder: str | Path) -> None:
         """Write the attributes as a folder, in place of an older one if there is one."""

@@ -6,7 +6,10 @@ import argparse
 
 from recprune.attributes.attributes import KIND, Attributes
 from recprune.commands.console import say, showing_progress
-from recprune.data.identifiers import CatalogueIds, RowNumbers
+from recprune.data.identifiers import FoundIds, RowNumbers
+from recprune.live.generation import is_live
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommender
 from recprune.search.index import KIND as INDEX
@@ -17,7 +20,9 @@ from recprune.types import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="FOLDER", help="a recommender, or an index, whose items these are"
+        "folder",
+        metavar="FOLDER",
+        help="a recommender, or an index, live or not, whose items these are",
     )
     parser.add_argument("items", metavar="FILE", help="Parquet or Arrow: a row an item")
     parser.add_argument(
@@ -33,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    kind = saved_kind(parsed.folder)
+    live = is_live(parsed.folder)
+    kind = INDEX if live else saved_kind(parsed.folder)
     if kind == INDEX and parsed.out is None:
         raise InputError(f"{parsed.folder} is an index: say with --out where its attributes go")
     if parsed.out is not None:
@@ -41,7 +47,7 @@ def run(parsed: argparse.Namespace) -> None:
     with showing_progress("attributes") as progress:
         progress("reading")
         if kind == INDEX:
-            attributes = _read(parsed, RowNumbers(Index.load(parsed.folder).num_items))
+            attributes = _read(parsed, _live_ids(parsed) if live else _row_numbers(parsed))
             progress("saving")
             attributes.save(parsed.out)
         else:
@@ -56,7 +62,17 @@ def run(parsed: argparse.Namespace) -> None:
     say(f"saved {attributes!r} in {parsed.out or parsed.folder}")
 
 
-def _read(parsed: argparse.Namespace, item_ids: CatalogueIds) -> Attributes:
+def _row_numbers(parsed: argparse.Namespace) -> FoundIds:
+    return RowNumbers(Index.load(parsed.folder).num_items)
+
+
+def _live_ids(parsed: argparse.Namespace) -> FoundIds:
+    with LiveIndex.open(parsed.folder) as live:
+        snapshot = live.snapshot()
+    return RowNumbers(snapshot.num_items) if snapshot.id_kind == "none" else SnapshotIds(snapshot)
+
+
+def _read(parsed: argparse.Namespace, item_ids: FoundIds) -> Attributes:
     columns = None
     if parsed.columns is not None:
         columns = [name.strip() for name in parsed.columns.split(",") if name.strip()]

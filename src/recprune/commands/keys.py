@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scope",
         action="append",
         choices=SCOPES,
-        help="what it is good for: ask (the default), events to post them for any user, admin for "
-        "everything, reloads included; may be repeated",
+        help="what it is good for: ask (the default), events to post them for any user, items to "
+        "add and remove them, admin for everything, reloads included; may be repeated",
     )
     add.add_argument(
         "--rate",

@@ -1,4 +1,4 @@
-"""The actions of `recprune index` that change a live index."""
+"""The actions of `recprune index` that make and change a live index."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from recprune.data.identifiers import MOST_DIGITS, ExternalId
 from recprune.live.live_index import LiveIndex
+from recprune.recommender import Recommender
 from recprune.storage import read_npy
 from recprune.types import InputError, Int64Array, Json
 
@@ -17,7 +18,14 @@ _IDS_HELP = "external ids: an .npy file, or text with one in a line"
 
 
 def add_live_actions(actions: Any) -> None:
-    """Add `add`, `remove` and `compact` to the actions of a parser."""
+    """Add `live`, `add`, `remove` and `compact` to the actions of a parser."""
+    live = actions.add_parser(
+        "live", help="make a live index of a recommender's items, to serve it with"
+    )
+    live.add_argument("recommender", metavar="RECOMMENDER", help="made by recprune export")
+    live.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    live.add_argument("--threads", type=int, default=1, help="default %(default)s")
+    live.set_defaults(action_run=_live)
     add = actions.add_parser("add", help="add items to a live index")
     add.add_argument("index", metavar="FOLDER")
     add.add_argument("codes", metavar="CODES", help=".npy of uint8 or uint16 [n, M]")
@@ -60,6 +68,11 @@ def as_number(text: str, where: str) -> int:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS):
         raise InputError(f"{where}: {text!r} is not an integer")
     return int(text)
+
+
+def _live(parsed: argparse.Namespace) -> None:
+    with Recommender.load(parsed.recommender).make_live(parsed.out, threads=parsed.threads) as live:
+        _say(live, {})
 
 
 def _add(parsed: argparse.Namespace) -> None:

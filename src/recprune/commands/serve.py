@@ -27,6 +27,8 @@ _SETTINGS = {
     "names_file": ("FILE", "CSV or Parquet with item_id and name"),
     "attributes": ("ATTRIBUTES", "of the items, made by recprune attributes of an index; a "
                    "recommender has its own"),
+    "live": ("LIVE", "a live index made from FOLDER by recprune index live: items come and go "
+             "while it is served"),
     "ray": ("ADDRESS", "search shards on this Ray cluster: HOST:PORT, auto, or local to start one "
             "here"),
     "shards": ("SHARDS", "the index of FOLDER in shards, made by recprune index shard; needs "

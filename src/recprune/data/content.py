@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.data.identifiers import CatalogueIds, ExternalIds, coerce_ids
+from recprune.data.identifiers import ExternalIds, FoundIds, coerce_ids
 from recprune.types import Float32Array, InputError, Int64Array, frozen, needs_extra
 
 with needs_extra("data"):
@@ -208,7 +208,7 @@ def _of_vectors(
     return Content(items[rows], None, vectors[rows], int((items < 0).sum()))
 
 
-def find_items(path: str | Path, ids: pl.Series, item_ids: CatalogueIds) -> Int64Array:
+def find_items(path: str | Path, ids: pl.Series, item_ids: FoundIds) -> Int64Array:
     """Return the internal id of every row, −1 where the catalogue has no such item.
 
     An item is missing in no row, and is in one row only; `path` says in an error where the rows

@@ -11,7 +11,7 @@ import codecs
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class IntegerIds:
     """Sorted, distinct integers; position is the internal id."""
 
     numbers: Int64Array
+    are_strings: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         frozen(self.numbers)
@@ -95,6 +96,7 @@ class StringIds:
 
     offsets: Int64Array
     pool: NDArray[np.uint8]
+    are_strings: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         frozen(self.offsets)
@@ -175,6 +177,7 @@ class RowNumbers:
     """The ids of an index without any: an item is its row."""
 
     count: int
+    are_strings: ClassVar[bool] = False
 
     def __len__(self) -> int:
         return self.count
@@ -193,6 +196,19 @@ class RowNumbers:
 
 ExternalIds: TypeAlias = IntegerIds | StringIds
 CatalogueIds: TypeAlias = IntegerIds | StringIds | RowNumbers
+
+
+class FoundIds(Protocol):
+    """The external ids of any catalogue, as far as they are looked up."""
+
+    @property
+    def are_strings(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def find_all(self, external_ids: Sequence[object]) -> Int64Array: ...
+
+    def take(self, internal_ids: Iterable[int]) -> Sequence[ExternalId]: ...
 
 
 class _Texts(NamedTuple):
@@ -305,14 +321,14 @@ def _utf8(value: object) -> bytes | None:
         return None
 
 
-def coerce_ids(ids: object, given: Iterable[object]) -> list[Any]:
+def coerce_ids(ids: FoundIds, given: Iterable[object]) -> list[Any]:
     """Return ids that came as text or JSON in the type that a catalogue's ids have.
 
     Where those are integers, "17" and 17.0 are 17; where they are strings, 17 is "17". What cannot
     be converted stays as it is, and will not be found.
     """
     values = list(given)
-    are_strings = isinstance(ids, StringIds)
+    are_strings = ids.are_strings
     if {str if are_strings else int}.issuperset(map(type, values)):  # as nearly always
         return values
     return [_as_string(value) if are_strings else _as_integer(value) for value in values]

@@ -21,6 +21,7 @@ from recprune.search.checks import MAX_ITEMS
 from recprune.types import Float32Array, StorageError
 
 _COUNT = struct.Struct("<QQ")  # the number of the first new item (else 0), and how many items
+_LENGTH = struct.Struct("<Q")  # bytes of the first of two parts
 MOST_BYTES = 256 << 20  # of one change: what opening a log must have room for
 
 
@@ -63,8 +64,24 @@ class Replacement:
         draft.replace(self.items)
 
 
-Change: TypeAlias = Addition | Removal | Replacement
-_KINDS: tuple[type[Change], ...] = (Addition, Removal, Replacement)  # by their number, from 1 on
+@dataclass(frozen=True, eq=False)
+class Upsert:
+    """Other codes for items that stay and new items, in one change."""
+
+    replaced: Replacement
+    added: Addition
+
+    def count(self) -> int:
+        return self.replaced.count() + self.added.count()
+
+    def apply(self, draft: Draft) -> None:
+        self.replaced.apply(draft)  # first, as it may be refused; an addition is not
+        self.added.apply(draft)
+
+
+Change: TypeAlias = Addition | Removal | Replacement | Upsert
+# By their number, from 1 on.
+_KINDS: tuple[type[Change], ...] = (Addition, Removal, Replacement, Upsert)
 
 
 class ChangeShape(NamedTuple):
@@ -89,6 +106,9 @@ def encode(change: Change) -> tuple[int, bytes]:
     kind = _KINDS.index(type(change)) + 1
     if isinstance(change, Removal):
         return kind, _COUNT.pack(0, len(change.numbers)) + _octets(change.numbers, "<u4")
+    if isinstance(change, Upsert):
+        replaced, added = encode(change.replaced)[1], encode(change.added)[1]
+        return kind, _LENGTH.pack(len(replaced)) + replaced + added
     items = change.items
     is_new = isinstance(change, Addition)
     first = int(items.numbers[0]) if is_new and len(items) else 0
@@ -105,9 +125,11 @@ def encode(change: Change) -> tuple[int, bytes]:
 
 def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int) -> Change:
     """Return the change that bytes stand for; refuse what no catalogue of this shape can have."""
-    reader = _Unpacker(content)
     if not 1 <= kind <= len(_KINDS):
         raise StorageError(f"kind {kind}, expected 1 to {len(_KINDS)}")
+    if kind == _KINDS.index(Upsert) + 1:
+        return _decoded_upsert(content, shape, next_number)
+    reader = _Unpacker(content)
     first, count = reader.count()
     if kind == _KINDS.index(Removal) + 1:
         numbers = reader.take("<u4", count)
@@ -135,6 +157,22 @@ def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int)
         return Addition(Items(numbers, codes, bias, names))
     order = np.argsort(numbers, kind="stable")  # as in a snapshot
     return Replacement(Items(numbers, codes, bias, None).take(order))
+
+
+def _decoded_upsert(content: memoryview, shape: ChangeShape, next_number: int) -> Upsert:
+    if len(content) < _LENGTH.size:
+        raise StorageError(f"{len(content)} bytes, expected {_LENGTH.size} or more")
+    [length] = _LENGTH.unpack_from(content)
+    if length > len(content) - _LENGTH.size:
+        raise StorageError(f"{len(content)} bytes, too few for a first part of {length}")
+    end = _LENGTH.size + length
+    parts = ((Replacement, content[_LENGTH.size : end]), (Addition, content[end:]))
+    replaced, added = (
+        decode(_KINDS.index(kind) + 1, part, shape, next_number) for kind, part in parts
+    )
+    if not isinstance(replaced, Replacement) or not isinstance(added, Addition):
+        raise StorageError("a part of a change is of another kind")  # for the type checker
+    return Upsert(replaced, added)
 
 
 class _Unpacker:

@@ -45,6 +45,7 @@ class Generation:
 
     number: int
     identity: str  # of the catalogue, 32 hexadecimal digits
+    made_from: str | None  # what tells the items and vectors that it began with; None: nothing said
     snapshot: LiveSnapshot  # with an empty tail
     tip: Tip  # where the log begins
 
@@ -87,6 +88,7 @@ def write_generation(folder: Path, generation: Generation) -> None:
         "chain": generation.tip.chain,
         "log": generation.tip.log,
         "id_kind": snapshot.id_kind,
+        "made_from": generation.made_from,
         "segments": [[at.segment.name, at.segment.sha256] for at in snapshot.segments],
     }
     arrays: dict[str, NDArray[Any]] = {
@@ -230,7 +232,7 @@ def _load_generation(
     except StorageError as error:
         raise StorageError(f"{place}: {error}") from None
     tip = Tip(settings["log"], HEAD_BYTES, settings["sequence"], settings["chain"])
-    return Generation(number, settings["identity"], snapshot, tip)
+    return Generation(number, settings["identity"], settings.get("made_from"), snapshot, tip)
 
 
 def _checked_settings(settings: Json) -> Json:
@@ -245,6 +247,9 @@ def _checked_settings(settings: Json) -> Json:
     )
     if type(identity) is not str or not re.fullmatch(r"[0-9a-f]{32}", identity):
         raise StorageError("identity is not of 32 hexadecimal digits")
+    made_from = settings.get("made_from")
+    if made_from is not None and not is_checksum(made_from):
+        raise StorageError("made_from is not of 64 hexadecimal digits")
     if id_kind not in get_args(IdKind):
         raise StorageError(f"id_kind is {id_kind!r}, expected {', '.join(get_args(IdKind))}")
     if type(entries) is not list or not 1 <= len(entries) <= _MOST_SEGMENTS:
@@ -286,6 +291,11 @@ def _snapshot_of(
     )
     snapshot.check()
     return snapshot
+
+
+def is_checksum(value: object) -> bool:
+    """Say whether something is a SHA-256 as it is written."""
+    return type(value) is str and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def new_identity() -> str:

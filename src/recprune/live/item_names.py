@@ -143,7 +143,7 @@ def checked_names(item_ids: Any, kind: IdKind, count: int) -> NameArray | None:
         raise InputError(f"item_ids has {len(values)} ids for {count} items")
     seen: set[ExternalId] = set()
     for place, value in enumerate(values):
-        if not _is_name(value, kind):
+        if not is_name(value, kind):
             raise InputError(f"item_ids[{place}] is {value!r}, expected one of {kind}")
         if value in seen:
             raise InputError(f"item_ids[{place}] is {value!r}, which is there twice")
@@ -151,7 +151,8 @@ def checked_names(item_ids: Any, kind: IdKind, count: int) -> NameArray | None:
     return np.array(values, np.int64) if kind == "integers" else as_objects(map(str, values))
 
 
-def _is_name(value: object, kind: IdKind) -> bool:
+def is_name(value: object, kind: IdKind) -> bool:
+    """Say whether something can be an external id of this kind."""
     if kind == "integers":
         return (
             isinstance(value, int | np.integer)

@@ -37,6 +37,7 @@ from recprune.live.changes import (
     ChangeShape,
     Removal,
     Replacement,
+    Upsert,
     decode,
     encode,
 )
@@ -48,6 +49,7 @@ from recprune.live.generation import (
     current_number,
     current_stamp,
     empty_tail,
+    is_checksum,
     load_current,
     name_current,
     new_identity,
@@ -92,6 +94,15 @@ _LONG_LOG = (
 )  # bytes of changes after which a new generation begins, so that opening is fast
 
 
+class KnownItemError(InputError):
+    """An item is added whose external id is that of one which is there."""
+
+    def __init__(self, place: int, external_id: ExternalId) -> None:
+        super().__init__(f"item_ids[{place}] is {external_id!r}, which is there already")
+        self.place = place  # among those that were to be added
+        self.external_id = external_id
+
+
 class LiveIndex:
     """An exact index of a catalogue whose items come and go, kept in a folder.
 
@@ -105,7 +116,8 @@ class LiveIndex:
     def __init__(self, folder: Path, generation: Generation) -> None:
         """Use `LiveIndex.create` or `LiveIndex.open`."""
         self.folder = folder
-        self._identity = generation.identity
+        self.identity = generation.identity  # tells this catalogue from all others
+        self.made_from = generation.made_from  # what `create` was told
         self._generation = generation
         self._snapshot = generation.snapshot
         self._tip = generation.tip
@@ -136,6 +148,7 @@ class LiveIndex:
         *,
         item_bias: Float32Array | None = None,
         item_ids: Any = None,
+        made_from: str | None = None,
         layout: Layout = "auto",
         threads: int = 1,
     ) -> LiveIndex:
@@ -143,10 +156,14 @@ class LiveIndex:
 
         The arguments are those of `Index.build`. With `item_bias` all items have one, those that
         are added later too. With `item_ids` all items have an external id: integers or strings.
+        `made_from`, a SHA-256 in hexadecimal digits, is kept with the catalogue: what it was made
+        from can tell it by that.
         """
         target = Path(os.path.realpath(folder))
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise StorageError(f"{target}: already exists and is not empty; not overwritten")
+        if made_from is not None and not is_checksum(made_from):
+            raise InputError(f"made_from is {made_from!r}, expected 64 hexadecimal digits")
         checked, embeddings = checked_codes(codes, sub_item_embeddings)
         id_kind = given_kind(item_ids)
         items = Items(
@@ -158,7 +175,7 @@ class LiveIndex:
         segment = build_segment(items, embeddings, layout, checked_threads(threads))
         try:
             with writing_folder(target) as place:
-                generation = _begin(place, segment, id_kind)
+                generation = _begin(place, segment, id_kind, made_from)
         except OSError as error:
             raise StorageError(f"{target}: cannot be written: {error.strerror or error}") from None
         return cls(target, generation)._followed()
@@ -266,6 +283,45 @@ class LiveIndex:
 
         self._commit(make)
 
+    def put(
+        self,
+        item_ids: Any,
+        codes: CodeArray,
+        item_bias: Sequence[float | None] | None = None,
+        *,
+        replace: bool = False,
+    ) -> Int64Array:
+        """Add items by their external ids, all of them or none, and return their numbers.
+
+        With `replace`, those that are there get other codes, as `LiveIndex.replace` gives them, in
+        the same change; without, one that is there is a `KnownItemError`. A bias that is None is 0
+        for a new item, and what it was for another.
+        """
+
+        def make(snapshot: LiveSnapshot) -> Upsert:
+            checked, _ = checked_codes(codes, snapshot.sub_item_embeddings())
+            count, first = len(checked), snapshot.num_items
+            names = checked_names(item_ids, snapshot.id_kind, count)
+            if names is None:
+                raise InputError("this catalogue was created without external ids")
+            if not replace:
+                _refuse_known(snapshot, names.tolist())
+            numbers = snapshot.find(names.tolist())
+            new = numbers < 0
+            if first + int(new.sum()) >= MAX_ITEMS:
+                raise InputError(f"{count} items after {first}; there are numbers for {MAX_ITEMS}")
+            bias = _some_biases(snapshot, item_bias, numbers)
+            numbers[new] = np.arange(first, first + int(new.sum()))
+            items = Items(numbers.astype(np.uint32), np.array(checked), bias, names)
+            there = items.take(np.flatnonzero(~new)[np.argsort(numbers[~new])])
+            changed = Items(there.numbers, there.codes, there.item_bias, None)
+            found.append(numbers)
+            return Upsert(Replacement(changed), Addition(items.take(new)))
+
+        found: list[Int64Array] = []
+        self._commit(make)
+        return found[-1]
+
     def _commit(self, make: Callable[[LiveSnapshot], Change]) -> Change:
         """Check a change against the catalogue as it is, write it down, and then make it."""
         with self._lock, locked(self.folder / _WRITERS, _WAITING_SECONDS):
@@ -346,12 +402,12 @@ class LiveIndex:
                 raise StorageError(f"{record.where}: an impossible change: {error}") from None
             draft.sequence = record.tip.sequence
 
-        tip = read_logs(self.folder, self._identity, tip, use)
+        tip = read_logs(self.folder, self.identity, tip, use)
         return (draft.finish() if draft.sequence != snapshot.sequence else snapshot), tip
 
     def _adopt(self, generation: Generation) -> None:
         """Go on from another generation, with all changes since."""
-        if generation.identity != self._identity:
+        if generation.identity != self.identity:
             raise StorageError(f"{self.folder}: another catalogue has taken its place")
         snapshot, tip = self._replayed(generation.snapshot, generation.tip)
         self._generation, self._snapshot, self._tip = generation, snapshot, tip
@@ -425,7 +481,7 @@ class LiveIndex:
                 if everything and is_settled(self._snapshot):
                     return
                 end_log(self.folder, self._tip)
-                self._tip = begin_log(self.folder, self._identity, self._tip)
+                self._tip = begin_log(self.folder, self.identity, self._tip)
                 before, snapshot, tip = self._generation, self._snapshot, self._tip
             chosen = to_merge(snapshot, everything=everything)
             segments = [at for at in snapshot.segments if at not in chosen]
@@ -438,7 +494,7 @@ class LiveIndex:
             base = LiveSnapshot(
                 tuple(segments), tail, snapshot.num_items, snapshot.sequence, snapshot.id_kind
             )
-            generation = Generation(before.number + 1, self._identity, base, tip)
+            generation = Generation(before.number + 1, self.identity, self.made_from, base, tip)
             write_generation(self.folder, generation)
             name_current(self.folder, generation.number)
             with self._lock:
@@ -571,7 +627,7 @@ class LiveIndex:
         return f"LiveIndex({str(self.folder)!r}, {self.num_present:,} items)"
 
 
-def _begin(folder: Path, segment: Segment, id_kind: IdKind) -> Generation:
+def _begin(folder: Path, segment: Segment, id_kind: IdKind, made_from: str | None) -> Generation:
     """Write a catalogue of one segment into an empty folder."""
     for name in ("segments", "generations", "logs"):
         (folder / name).mkdir()
@@ -581,7 +637,7 @@ def _begin(folder: Path, segment: Segment, id_kind: IdKind) -> Generation:
     snapshot = LiveSnapshot((present,), empty_tail(segment, id_kind), num_items, 0, id_kind)
     identity = new_identity()
     tip = begin_log(folder, identity, Tip(-1, 0, 0, 0))
-    generation = Generation(0, identity, snapshot, tip)
+    generation = Generation(0, identity, made_from, snapshot, tip)
     write_generation(folder, generation)
     name_current(folder, generation.number)
     return generation
@@ -621,9 +677,30 @@ def _bias_for(snapshot: LiveSnapshot, given: Any, count: int) -> Float32Array | 
     return checked_bias(given, count)
 
 
+def _some_biases(
+    snapshot: LiveSnapshot, given: Sequence[float | None] | None, numbers: Int64Array
+) -> Float32Array | None:
+    """Return the biases of items, where some are given; new items have the number −1."""
+    values = [None] * len(numbers) if given is None else list(given)
+    if len(values) != len(numbers):
+        raise InputError(f"item_bias has {len(values)} numbers for {len(numbers)} items")
+    chosen = [place for place, value in enumerate(values) if value is not None]
+    with np.errstate(over="ignore"):
+        new = np.array([values[place] for place in chosen], np.float64).astype(np.float32)
+    checked = _bias_for(snapshot, new, len(chosen)) if chosen else None
+    kept = snapshot.item_bias(numbers[numbers >= 0])
+    if kept is None:
+        return None
+    bias = np.zeros(len(numbers), np.float32)
+    bias[numbers >= 0] = kept
+    if checked is not None:
+        bias[chosen] = checked
+    return bias
+
+
 def _refuse_known(snapshot: LiveSnapshot, names: list[ExternalId]) -> None:
     """Refuse an external id that an item has which is there."""
     known = snapshot.find(names) >= 0
     if known.any():
         place = int(known.argmax())
-        raise InputError(f"item_ids[{place}] is {names[place]!r}, which is there already")
+        raise KnownItemError(place, names[place])

@@ -75,14 +75,16 @@ class BoostHeads:
         timelines: Sequence[Timeline | None] | None = None,
         *,
         repeats: bool = True,
+        item_scores: ItemScores | None = None,
     ) -> LearntBoosts:
         """Return what is added to scores, for histories none of which is empty.
 
-        Without `repeats`, nothing for what was there before.
+        Without `repeats`, nothing for what was there before. `item_scores` counts in place of that
+        of the items trained with, where codes have changed since.
         """
         own, following = self.repeats if repeats else None, self.transitions
         return LearntBoosts(
-            None if own is None else own(sequence_embeddings, histories, timelines),
+            None if own is None else own(sequence_embeddings, histories, timelines, item_scores),
             None if following is None else following(sequence_embeddings, histories),
         )
 

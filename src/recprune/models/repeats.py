@@ -160,8 +160,10 @@ class RepeatBoosts:
         sequence_embeddings: Float32Array,
         histories: Sequence[Int32Array],
         timelines: Sequence[Timeline | None] | None = None,
+        item_scores: ItemScores | None = None,
     ) -> list[Boosts]:
         """Return the boosts of each user: items, and what is added to their scores."""
+        scores_of = item_scores or self._item_scores
         values = sequence_embeddings @ self._weight.T + self._bias  # [users, buckets]
         boosts = []
         known = timelines if timelines is not None else [None] * len(histories)
@@ -173,7 +175,7 @@ class RepeatBoosts:
             numbers = row + self._by_situation[now].sum(0)
             boost = numbers[own.buckets].sum(1, dtype=np.float32)
             if self._taken_away:
-                boost -= self._taken_away * self._item_scores(embedding, own.items)
+                boost -= self._taken_away * scores_of(embedding, own.items)
             boosts.append((own.items, boost))
         return boosts
 

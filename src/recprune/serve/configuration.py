@@ -158,6 +158,7 @@ class ServeSettings(BaseSettings):
     names_file: Path | None = None
     item_sets: dict[str, Path] = {}
     attributes: Path | None = None  # of the items; None: those of the recommender, if it has any
+    live: Path | None = None  # a live index made from the recommender: items come and go
     cors_origins: tuple[_Origin, ...] = ()
     access_log: bool = True
     ray: str | None = None  # where shards are searched: auto, local or host:port

@@ -25,7 +25,7 @@ from recprune.storage import writing_file
 from recprune.system import open_folder
 from recprune.types import InputError
 
-Scope: TypeAlias = Literal["ask", "events", "admin"]
+Scope: TypeAlias = Literal["ask", "events", "items", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

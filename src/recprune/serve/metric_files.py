@@ -23,9 +23,10 @@ _BYTES = {
     "counter": 64 << 10,
     "histogram": 256 << 10,
     "gauge_livemax": 16 << 10,
+    "gauge_livemostrecent": 16 << 10,
     "gauge_livesum": 16 << 10,
 }
-_GAUGES = ("gauge_livemax", "gauge_livesum")
+_GAUGES = tuple(kind for kind in _BYTES if kind.startswith("gauge_"))
 _NOTHING_USED = bytes(8)  # how a file begins that has no figures yet
 
 

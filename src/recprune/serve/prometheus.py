@@ -84,7 +84,13 @@ class Metrics:
         self._events = Counter("recprune_events", "Events kept.", registry=registry)
         self._items = Gauge(
             "recprune_index_items",
-            "Items of the index.",
+            "Items of the index that are there.",
+            registry=registry,
+            multiprocess_mode="livemostrecent",  # of the worker that is asked: items may leave
+        )
+        self._fault = Gauge(
+            "recprune_live_fault",
+            "1 where a worker does not see changes of the catalogue, or cannot tidy it up.",
             registry=registry,
             multiprocess_mode="livemax",
         )
@@ -152,8 +158,15 @@ class Metrics:
         self._rate_limited.inc()
 
     def set_engine(self, engine: Engine) -> None:
-        self._items.set(engine.index.num_items)
-        self._bytes.set(size_of(engine.index))
+        moment = engine.now()
+        self.set_items(moment)
+        self._bytes.set(size_of(moment.index))
+
+    def set_items(self, moment: Engine) -> None:
+        """Note how many items are there, and whether changes are followed."""
+        self._items.set(moment.num_present)
+        if moment.live is not None:
+            self._fault.set(0 if moment.live.fault is None else 1)
 
     def set_reloads(self, outcomes: dict[str, int]) -> None:
         for outcome, count in outcomes.items():

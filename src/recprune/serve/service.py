@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from recprune.serve.admission import Admission, WorkPool
@@ -55,6 +56,7 @@ class Service:
         self.searches = self._pool("search", limits.running, limits.waiting)
         self.lookups = self._pool("histories", 4, 16)  # they wait for a disk or a network
         self.items = self._pool("items", 1, 16)  # apart: events must not wait for a search of names
+        self.changes = self._pool("changes", 1, 16)  # of the catalogue: they wait for a disk
         # Explanations and reloads, one at a time, beside the traffic.
         self.visits = self._pool("explain", 1, 2)
         self._probes = self._pool("readiness", 1, 0)
@@ -74,9 +76,13 @@ class Service:
 
     def swap(self, engine: Engine) -> None:
         """Serve something else from now on. Requests that have begun keep what they have."""
+        if engine.live is not None:
+            # What was acknowledged while it was loaded, by what it takes the place of, is in it.
+            with suppress(StorageError):  # then it is seen later, and `fault` says why
+                engine.live.refresh()
         self.engine = engine
         self.metrics.set_engine(engine)
-        log("swapped", {"version": engine.version, "items": engine.index.num_items})
+        log("swapped", {"version": engine.version, "items": engine.now().num_present})
 
     async def check_ready(self) -> None:
         """Raise what is in the way of answering or keeping events; may be called at any rate.
@@ -102,7 +108,8 @@ class Service:
 
     def close(self) -> None:
         """Finish what has begun and let go of everything."""
-        for pool in (self.searches, self.lookups, self.items, self.visits, self._probes):
+        pools = (self.searches, self.lookups, self.items, self.changes, self.visits, self._probes)
+        for pool in pools:
             pool.close()
         self.histories.close()
         self.engine.close()
@@ -111,7 +118,7 @@ class Service:
         """Say what is wrong with a folder or file, without saying where it is."""
         message = str(error)
         settings = self.settings
-        files = [settings.shards, settings.names_file, settings.attributes]
+        files = [settings.shards, settings.live, settings.names_file, settings.attributes]
         paths = [settings.folder, *filter(None, files), *settings.item_sets.values()]
         for path in paths:
             for text in (os.path.realpath(path), str(path)):
@@ -129,6 +136,7 @@ class Service:
         return WorkPool(name, threads=running, admission=admission)
 
     async def _figures_here(self) -> bytes:
+        self.metrics.set_items(self.engine.now())
         return await asyncio.to_thread(self.metrics.text)
 
     async def _reload_here(self) -> ReloadOutcome:

@@ -29,8 +29,9 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("openapi") / "recommender"
-    save_recommender(folder)
-    with serving(folder) as running:
+    live = folder.with_name("live")
+    save_recommender(folder).make_live(live).close()
+    with serving(folder, "--live", live) as running:
         yield running
 
 
@@ -44,7 +45,9 @@ OPERATIONS = [
     ("POST", "/search"),
     ("POST", "/events"),
     ("GET", "/items"),
+    ("POST", "/items"),
     ("GET", "/items/{item}"),
+    ("DELETE", "/items/{item}"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),

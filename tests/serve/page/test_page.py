@@ -388,6 +388,24 @@ def test_without_attributes_there_is_no_field_for_them(server: Service, open_pag
     expect(page.locator("#by-attributes")).to_be_hidden()
 
 
+def test_a_catalogue_that_changes_is_shown_without_its_inside(
+    grocery: Path, tmp_path: Path, open_page: Open
+) -> None:
+    Recommender.load(grocery / "recommender").make_live(tmp_path / "live").close()
+    histories = f"sqlite:///{tmp_path}/histories.db"
+    options = ("--live", tmp_path / "live", "--history", histories)
+    with serving(grocery / "recommender", *options) as service:
+        assert service.client.delete(f"/items/{NEWSPAPER}").status_code == 200
+        page = open_page(service)
+        items = service.client.get("/readyz").json()["items"]
+        expect(page.locator("#catalogue")).to_have_text(f"{items:,} items, searched exactly.")
+        pick(page, str(BANANAS))
+        recommend(page)
+        expect(page.locator("#answer")).not_to_have_class(re.compile("explained"))
+        found = service.recommend(history=[BANANAS], k=10)
+        assert len(table(page, "best")) == len(found["items"])
+
+
 def test_with_the_keyboard_alone(server: Service, open_page: Open) -> None:
     page = open_page(server)
     keys = page.keyboard

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
@@ -19,7 +20,7 @@ from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
 
-Searched: TypeAlias = Index | ShardedIndex
+Searched: TypeAlias = Index | ShardedIndex | LiveSnapshot
 
 _TRIED = 4  # sequence embeddings that shards and index have to answer alike
 _TRIED_K = 100
@@ -42,6 +43,13 @@ def kind_and_version(folder: Path) -> tuple[str, str]:
 def sharded_folder(settings: ServeSettings) -> Path | None:
     """Return where the shards to be searched lie; refuse options that do not go with the folder."""
     kind, _ = kind_and_version(settings.folder)
+    if settings.live is not None:
+        if kind != RECOMMENDER:
+            raise InputError(
+                f"--live: {settings.folder} holds a saved {kind}, expected a recommender"
+            )
+        if settings.shards is not None:
+            raise InputError("--live: shards do not change; give --live or --shards, one of them")
     if kind != SHARDED_INDEX:
         if settings.ray is not None and settings.shards is None:
             raise InputError(

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from recprune.data.identifiers import (
     ExternalId,
     coerce_ids,
 )
+from recprune.live.snapshot import LiveSnapshot
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.serve.engine.texts import TextFiles, shared_texts, write_texts
 from recprune.types import InputError, Int64Array, StorageError, needs_extra
 
@@ -37,8 +40,9 @@ class Catalogue:
         Workers that have the folder `scratch` share the names and what is searched for words;
         `version` is that of the items.
         """
-        self.ids = ids
-        self.popularity = popularity
+        self.ids: CatalogueIds | SnapshotIds = ids
+        self.popularity = popularity  # of the items that were trained with
+        self._given_ids = ids
 
         state = _state(names_file)
         key = None if state is None else hashlib.sha256(f"{version} {state}".encode()).hexdigest()
@@ -51,13 +55,19 @@ class Catalogue:
 
         self._texts = shared_texts(scratch, key, write)
 
+    def at(self, snapshot: LiveSnapshot) -> Catalogue:
+        """Return it as it is at one moment. Items that came after it was loaded have no names."""
+        moment = copy(self)
+        moment.ids = SnapshotIds(snapshot)
+        return moment
+
     @property
     def has_names(self) -> bool:
         return self._texts.has_names
 
     def coerce(self, external_ids: Iterable[ExternalId]) -> list[ExternalId]:
         """Return ids in the type that the catalogue has: what is a number may be given as text."""
-        return coerce_ids(self.ids, external_ids)
+        return coerce_ids(self._given_ids, external_ids)
 
     def find_all(self, external_ids: Iterable[ExternalId]) -> Int64Array:
         """Return the internal ids, −1 where there is none; numbers may be given as text."""
@@ -76,13 +86,32 @@ class Catalogue:
         return self.ids.take(items)
 
     def name(self, item: int) -> str | None:
-        return self._texts.name(item)
+        return self._texts.name(item) if item < len(self._given_ids) else None
+
+    def popularity_of(self, item: int) -> int | None:
+        """Return the interactions that an item was trained on, None where that is not known."""
+        if self.popularity is None:
+            return None
+        return int(self.popularity[item]) if item < len(self.popularity) else 0
 
     def search(self, words: str, most: int) -> list[int]:
         """Return items whose id or name contains the words, popular ones first."""
         exact = self.find(words)
-        found = self._texts.find(words, most)
+        found = self._named_so(words, most)
         return ([exact] + [item for item in found if item != exact])[:most] if exact >= 0 else found
+
+    def _named_so(self, words: str, most: int) -> list[int]:
+        """Return items that are there whose line contains the words, popular ones first."""
+        wanted = most
+        while True:
+            found = self._texts.find(words, wanted)
+            if not isinstance(self.ids, SnapshotIds):
+                return found
+            there = self.ids.snapshot.are_there(np.array(found, np.int64))
+            present = [item for item, is_there in zip(found, there, strict=True) if is_there]
+            if len(present) >= most or len(found) < wanted:
+                return present[:most]
+            wanted *= 4  # looked for anew: the more, the fewer times
 
     def item_set(self, path: Path) -> NDArray[np.uint64]:
         """Read a file with an id a line: which items these are, as bits; unknown ones are not."""

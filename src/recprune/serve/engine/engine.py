@@ -1,7 +1,7 @@
 """What is served: an index, with or without an encoder, and the names of its items.
 
-An engine is immutable. A reload makes another one beside it, and a request keeps the one that it
-began with.
+An engine is immutable. A reload makes another one beside it, and so does a change of a catalogue
+that changes; a request keeps the one that it began with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, allowed_with, search_at_most
 from recprune.data.identifiers import ExternalId, RowNumbers
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender import KIND as RECOMMENDER
 from recprune.recommender import Recommendations, Recommender
 from recprune.search.checks import checked_k, refuse_infinite
@@ -36,6 +38,7 @@ from recprune.serve.engine.backend import (
 )
 from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.explain import affordable, explain
+from recprune.serve.engine.item_changes import NoLiveError
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import read_manifest
@@ -108,6 +111,42 @@ class Engine:
     item_sets: dict[str, NDArray[np.uint64]]  # as bits over the items
     method_bytes: int = METHOD_BYTES  # that a method may make this process grow by
     attributes: Attributes | None = None  # of the items; those of the recommender, if there is one
+    live: LiveIndex | None = None  # where items come and go
+    moments: list[Engine] = field(default_factory=list)  # the latest that `now` has returned
+
+    def now(self) -> Engine:
+        """Return the engine with the catalogue as it is now, which stays so for a request."""
+        if self.live is None:
+            return self
+        snapshot = self.live.snapshot()
+        if self.moments and self.moments[0].index is snapshot:
+            return self.moments[0]
+        moment = replace(self, index=snapshot, catalogue=self.catalogue.at(snapshot), moments=[])
+        self.moments[:] = [moment]
+        return moment
+
+    def changing(self) -> LiveIndex:
+        """Return what takes changes of the catalogue."""
+        if self.live is None:
+            raise NoLiveError(
+                "this service has a catalogue that does not change: serve a recommender with "
+                "--live and a folder made by `recprune index live`"
+            )
+        return self.live
+
+    @property
+    def num_present(self) -> int:
+        """How many items are there."""
+        return (
+            self.index.num_present if isinstance(self.index, LiveSnapshot) else self.index.num_items
+        )
+
+    def code_of(self, item: int) -> list[int] | None:
+        """Return the code of an item, None where it is in shards alone."""
+        if isinstance(self.index, LiveSnapshot):
+            codes: list[int] = self.index.item_codes([item])[0].tolist()
+            return codes
+        return None if self.own_index is None else self.own_index.item_codes()[item].tolist()
 
     def recommend(
         self,
@@ -195,6 +234,8 @@ class Engine:
         """Let go of what others share."""
         if isinstance(self.index, ShardedIndex):
             self.index.close()
+        if self.live is not None:
+            self.live.close()
 
     def check_recommends(self) -> None:
         """Refuse, where there is no encoder, before anything else is done."""
@@ -209,6 +250,11 @@ class Engine:
         return self.recommender
 
     def _explained(self) -> Index:
+        if self.live is not None:
+            raise InputError(
+                "explain: this service has a catalogue that changes, which is in several pieces, "
+                "and what happens in these cannot be looked into"
+            )
         if self.own_index is None:
             raise InputError(
                 "explain: this service has its items in shards on other machines, and what happens "
@@ -301,7 +347,9 @@ class Engine:
     def _attributes(self, name: str) -> Attributes:
         if self.attributes is None:
             raise InputError(f"{name}: this service has no attributes of its items")
-        return self.attributes
+        if self.recommender is None:
+            return self.attributes
+        return self.recommender.attributes_for(name, self.index.num_items)
 
     def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
         if allow is None:
@@ -309,7 +357,9 @@ class Engine:
         if isinstance(allow, str):
             if allow not in self.item_sets:
                 raise InputError(f"allow: no item set of the name {allow!r}")
-            return self.item_sets[allow]
+            words = self.item_sets[allow]
+            missing = -(-self.index.num_items // 64) - len(words)  # of items that came later
+            return np.concatenate([words, np.zeros(missing, np.uint64)]) if missing else words
         items = self.catalogue.find_all(allow)
         if items.min(initial=0) < 0:
             place = int((items < 0).argmax())
@@ -408,10 +458,15 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     attributes = None
     if settings.attributes is not None:
         attributes = Attributes.load(settings.attributes)
+    live = None
     if kind == RECOMMENDER:
         recommender = Recommender.load(folder)
+        if settings.live is not None:
+            live = LiveIndex.open(settings.live)
+            recommender = recommender.with_live(live)
         if attributes is not None:
-            _check_attributes(attributes, recommender.index.num_items, settings)
+            most = None if live is None else live.num_items
+            _check_attributes(attributes, recommender.index.num_items, settings, most)
             recommender = recommender.with_attributes(attributes)
         attributes = recommender.attributes
         own = recommender.index
@@ -427,10 +482,13 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         version = f"{version}-{shards.manifest_sha256[:12]}"
     if settings.attributes is not None:
         version = f"{version}-{read_manifest(settings.attributes)['sha256'][:12]}"
+    if live is not None:
+        version = f"{version}-{live.identity[:12]}"
     index = shards or own
     if index is None or not index.num_items:
         raise StorageError(f"{folder}: has no items to serve")
-    _check_attributes(attributes, index.num_items, settings)
+    if recommender is None:
+        _check_attributes(attributes, index.num_items, settings)
     catalogue = Catalogue(
         RowNumbers(index.num_items) if recommender is None else recommender.item_ids,
         None if recommender is None else recommender.popularity,
@@ -439,26 +497,31 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         scratch=settings.scratch,
     )
     item_sets = {}
+    named = catalogue if live is None else catalogue.at(live.snapshot())
     for name, path in settings.item_sets.items():
-        item_sets[name] = catalogue.item_set(path)
+        item_sets[name] = named.item_set(path)
         if not item_sets[name].any():
             raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
     served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
     most = settings.limits.method_bytes
     engine = Engine(
-        served, version, index, own, recommender, catalogue, item_sets, most, attributes
+        served, version, index, own, recommender, catalogue, item_sets, most, attributes, live
     )
-    _try_out(engine)
+    _try_out(engine.now())
     return engine
 
 
 def _check_attributes(
-    attributes: Attributes | None, num_items: int, settings: ServeSettings
+    attributes: Attributes | None,
+    num_items: int,
+    settings: ServeSettings,
+    most: int | None = None,  # that a live index has, if those of its items may be there too
 ) -> None:
-    if attributes is not None and attributes.num_items != num_items:
+    last = num_items if most is None else most
+    if attributes is not None and not num_items <= attributes.num_items <= last:
         raise InputError(
             f"{settings.attributes}: attributes of {attributes.num_items} items, expected those of "
-            f"the {num_items} that are served"
+            f"the {last} that are served"
         )
 
 
@@ -467,5 +530,5 @@ def _try_out(engine: Engine) -> None:
     choice = Choice(10, [], None, "auto", None, explain=False)
     engine.search(np.zeros((1, engine.index.width), np.float32), choice)
     if engine.recommender is not None:
-        history = DatedHistory([engine.catalogue.external_id(0)])
+        history = DatedHistory([engine.recommender.item_ids[0]])
         engine.recommend([history], choice, exclude_seen=True)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from recprune.models.boost_heads import add_boosts
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, Default, Method, RecJPQPrune, Scan
-from recprune.search.question import boosts_of, checked_question, eligible
+from recprune.search.question import IndexShape, boosts_of, checked_question, eligible
 from recprune.search.reference import best, score_items
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import METHOD_BYTES
-from recprune.shards.sharded_index import ShardedIndex
 from recprune.types import Boosts, Float32Array, InputError, Int64Array
 
 _REPEATS = 5  # of every method; the median is shown, for a single search is at the system's mercy
@@ -288,7 +287,7 @@ def _heat_map(sorted_table: Float32Array) -> SortedScores:
 # Every method ------------------------------------------------------------------------------------
 
 
-def affordable(method: Method, index: Index | ShardedIndex, max_bytes: int) -> Method:
+def affordable(method: Method, index: IndexShape, max_bytes: int) -> Method:
     """Return a method that a service can afford; InputError where it would take too much memory.
 
     That is for what a method needs beside the index: it is made when first asked for, in every

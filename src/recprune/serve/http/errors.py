@@ -7,6 +7,12 @@ from typing import Any
 
 from recprune.serve.admission import OverloadedError
 from recprune.serve.engine.engine import NoEncoderError
+from recprune.serve.engine.item_changes import (
+    CatalogueUnavailableError,
+    ItemExistsError,
+    NoLiveError,
+    NoSuchItemError,
+)
 from recprune.serve.histories.histories import HistoriesUnavailableError
 from recprune.serve.http.schemas import ErrorAnswer, ErrorDetail
 from recprune.serve.logs import log_problem
@@ -26,10 +32,6 @@ _CODES = {400: "bad_request", 404: "not_found", 405: "not_allowed"}
 
 class LimitError(InputError):
     """A request asks for more than the service allows."""
-
-
-class NotFoundError(RecpruneError):
-    """There is no such item."""
 
 
 class HttpError(Exception):
@@ -57,7 +59,9 @@ _FAULTS: list[tuple[type[RecpruneError], int, str]] = [
     (ShardBusyError, 503, "overloaded"),
     (NoEncoderError, 409, "no_encoder"),
     (ReloadError, 409, "reload_failed"),
-    (NotFoundError, 404, "not_found"),
+    (NoLiveError, 409, "no_live_index"),
+    (ItemExistsError, 409, "item_exists"),
+    (NoSuchItemError, 404, "not_found"),
     (LimitError, 422, "limit"),
     (InputError, 422, "invalid"),
 ]
@@ -75,6 +79,10 @@ def as_http_error(error: Exception, route: str | None = None) -> HttpError:
         log_problem("shard lost", {"reason": str(error)})  # it may name a path
         message = "a part of the catalogue cannot be searched just now: try again in a moment"
         return HttpError(503, "shard_lost", message)
+    if isinstance(error, CatalogueUnavailableError):
+        log_problem("catalogue unavailable", {"reason": str(error)})  # it names a path
+        message = "the catalogue cannot be changed just now: try again in a moment"
+        return HttpError(503, "catalogue_unavailable", message)
     for kind, status, code in _FAULTS:
         if isinstance(error, kind):
             return HttpError(status, code, str(error))

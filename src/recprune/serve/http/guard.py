@@ -19,7 +19,9 @@ with needs_extra("serve"):
 
 # Without a key, as is `/page/`.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
-_LIMITED_PATHS = ("/recommend", "/search", "/events")  # so many at a time; they alone have a body
+_ITEMS = "/items"
+# Posted to, so many at a time; they alone have a body.
+_LIMITED_PATHS = ("/recommend", "/search", "/events", _ITEMS)
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
 _BODIES = 64  # of the greatest size, that may be arriving at a time; megabytes, with the default
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -65,7 +67,7 @@ class Guard:
 
         try:
             self._check(scope)
-            admission = self._admissions.get(scope["path"])
+            admission = self._admission(scope)
             # Elsewhere a body is of no use; the protocol drops it once the answer is written.
             body = await self._body(receive) if admission else b""
             if body is not None:
@@ -90,12 +92,19 @@ class Guard:
         self._check_origin(headers.get(b"host", ""), headers.get(b"origin"))
         path = scope["path"]
         if path not in OPEN_PATHS and not path.startswith("/page/"):
-            self._check_key(path, headers.get(b"authorization", ""))
+            self._check_key(scope, headers.get(b"authorization", ""))
         length = headers.get(b"content-length", "0")
         if not length.isdecimal() or int(length) > self._service.settings.limits.body_bytes:
             raise self._too_large()
-        if path in self._admissions:
-            self._admissions[path].refuse_if_full()
+        admission = self._admission(scope)
+        if admission is not None:
+            admission.refuse_if_full()
+
+    def _admission(self, scope: Scope) -> Admission | None:
+        """Return what counts requests with a body to a path; None where none is read."""
+        if scope["path"] == _ITEMS and scope["method"] != "POST":  # found by words
+            return None
+        return self._admissions.get(scope["path"])
 
     def _check_origin(self, host: str, origin: str | None) -> None:
         """Refuse other people's web pages, which a browser on this machine may have open."""
@@ -112,7 +121,7 @@ class Guard:
         if not host or origin.partition("://")[2] != host:
             raise HttpError(403, "forbidden", "pages of this origin may not ask")
 
-    def _check_key(self, path: str, authorization: str) -> None:
+    def _check_key(self, asked: Scope, authorization: str) -> None:
         file = self._service.keys
         if file is None:
             return
@@ -120,7 +129,7 @@ class Guard:
         key = file.current().find(given.strip()) if kind.casefold() == "bearer" else None
         if key is None:
             raise HttpError(401, "unauthorized", "send an API key: Authorization: Bearer KEY")
-        needed = _needed_scope(path)
+        needed = _needed_scope(asked["method"], asked["path"])
         if not key.allows(needed):
             raise HttpError(403, "forbidden", f"this needs an API key of scope {needed}")
         seconds = self._service.rates.take(key)
@@ -172,10 +181,12 @@ class Guard:
             log("request", {"route": route, "status": status, "milliseconds": milliseconds})
 
 
-def _needed_scope(path: str) -> KeyScope:
+def _needed_scope(method: str, path: str) -> KeyScope:
     """Return which scope a key must have for a path."""
     if path.startswith("/admin/"):
         return "admin"
+    if method not in ("GET", "HEAD") and (path == _ITEMS or path.startswith(f"{_ITEMS}/")):
+        return "items"
     return "events" if path == "/events" else "ask"
 
 

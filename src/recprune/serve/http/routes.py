@@ -13,11 +13,14 @@ import numpy as np
 from recprune.serve.admission import WorkPool
 from recprune.serve.configuration import Limits
 from recprune.serve.engine.engine import DatedHistory, Engine, Found
+from recprune.serve.engine.item_changes import NoSuchItemError, put_items, remove_item
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
-from recprune.serve.http.errors import LimitError, NotFoundError
+from recprune.serve.http.errors import LimitError
 from recprune.serve.http.json_route import JsonRoute
 from recprune.serve.http.schemas import (
     ANSWERS,
+    AddedItems,
+    AddItemsRequest,
     Answer,
     Answers,
     Asker,
@@ -30,6 +33,7 @@ from recprune.serve.http.schemas import (
     Readiness,
     RecommendRequest,
     Reloaded,
+    RemovedItem,
     SearchRequest,
 )
 from recprune.serve.service import Service
@@ -64,7 +68,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
     async def recommend(asked: RecommendRequest) -> Response:
         """Recommend the next items to histories, or to users whose events were posted."""
         begun = time.monotonic()
-        engine = service.engine
+        engine = service.engine.now()
         engine.check_recommends()
         askers = asked.askers()
         _check_choice(asked, len(askers), limits)
@@ -93,7 +97,7 @@ def _add_questions(app: FastAPI, service: Service) -> None:
     async def search(asked: SearchRequest) -> Response:
         """Find the best items for sequence embeddings from an encoder of your own."""
         begun = time.monotonic()
-        engine = service.engine
+        engine = service.engine.now()
         rows = asked.sequence_embeddings()
         _check_choice(asked, len(rows), limits)
         if asked.explain:
@@ -242,7 +246,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
         limit: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Response:
         """Find items whose name or id contains some words, popular ones first."""
-        catalogue = service.engine.catalogue
+        catalogue = service.engine.now().catalogue
         found = await service.items.run(lambda: catalogue.search(query, limit))
         return _json(
             FoundItems(
@@ -256,22 +260,40 @@ def _add_items(app: FastAPI, service: Service) -> None:
     @app.get("/items/{item:path}", response_model=ItemAnswer)
     async def item(item: str) -> Response:
         """Say what is known of an item."""
-        engine = service.engine
+        engine = service.engine.now()
         catalogue = engine.catalogue
-        found = catalogue.find(item)
-        if found < 0:
-            raise NotFoundError("no such item in the catalogue")
-        own = engine.own_index
-        codes = await service.items.run(own.item_codes) if own is not None else None
-        popularity = catalogue.popularity
-        return _json(
-            ItemAnswer(
+
+        def answered() -> ItemAnswer:
+            found = catalogue.find(item)
+            if found < 0:
+                raise NoSuchItemError("no such item in the catalogue")
+            return ItemAnswer(
                 item=catalogue.external_id(found),
                 name=catalogue.name(found),
-                popularity=int(popularity[found]) if popularity is not None else None,
-                code=codes[found].tolist() if codes is not None else None,
+                popularity=catalogue.popularity_of(found),
+                code=engine.code_of(found),
             )
+
+        return _json(await service.items.run(answered))
+
+    @_question(app, "/items", AddedItems)
+    async def add_items(asked: AddItemsRequest) -> Response:
+        """Add items, all of them or none. What is answered with 2xx survives."""
+        engine = service.engine
+        live = engine.changing()
+        given = asked.new_items()
+        numbers = await service.changes.run(
+            lambda: put_items(live, engine.catalogue, given, replace=asked.replace)
         )
+        return _json(AddedItems(numbers=numbers, items=live.num_present))
+
+    @app.delete("/items/{item:path}", response_model=RemovedItem)
+    async def remove(item: str) -> Response:
+        """Remove an item: it is not recommended any more. What is answered with 2xx survives."""
+        engine = service.engine
+        live = engine.changing()
+        await service.changes.run(lambda: remove_item(live, engine.catalogue, item))
+        return _json(RemovedItem(items=live.num_present))
 
 
 # Operations --------------------------------------------------------------------------------------
@@ -286,14 +308,15 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/readyz", response_model=Readiness)
     async def readyz() -> Response:
         """Say whether the service can answer and keep events."""
-        engine = service.engine
+        engine = service.engine.now()
         await service.check_ready()
         return _json(
             Readiness(
                 ready=True,
                 kind=engine.kind,
                 version=engine.version,
-                items=engine.index.num_items,
+                items=engine.num_present,
+                live=engine.live is not None,
                 item_sets=sorted(engine.item_sets),
                 attributes={} if engine.attributes is None else engine.attributes.kinds,
                 has_names=engine.catalogue.has_names,

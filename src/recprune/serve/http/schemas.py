@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from recprune.attributes.grammar import MOST_CHARACTERS
 from recprune.data.identifiers import MOST_DIGITS
-from recprune.search.checks import MAX_ITEMS
+from recprune.search.checks import MAX_ITEMS, MAX_SPLITS
 from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
 from recprune.serve.engine.engine import Choice
-from recprune.types import needs_extra
+from recprune.serve.engine.item_changes import NewItem
+from recprune.types import MAX_SUB_ITEMS, needs_extra
 
 with needs_extra("serve"):
     from pydantic import (
@@ -34,6 +35,7 @@ _LONGEST_ID = 512  # characters
 _MOST_FIELDS = 32  # of an object: more than any here has
 _MOST_NUMBERS = 65_536  # of a sequence embedding: far more than any encoder returns
 _BEYOND = 10**MOST_DIGITS  # of an integer: as long ones are no item's, and slow to read and write
+_MOST_NEW_ITEMS = 1000  # of one change
 _LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
 
 _IntegerId: TypeAlias = Annotated[StrictInt, Field(gt=-_BEYOND, lt=_BEYOND)]
@@ -270,6 +272,50 @@ class EventsAnswer(BaseModel):
     new: int
 
 
+class ItemIn(_Asked):
+    """An item that is added, or whose code is another one from now on."""
+
+    id: UserId = Field(description="Its external id.")  # as of users: not empty, for it is in paths
+    code: Annotated[
+        list[Annotated[StrictInt, Field(ge=0, lt=MAX_SUB_ITEMS)]],
+        Field(min_length=1, max_length=MAX_SPLITS, fail_fast=True),
+    ] = Field(description="Its sub-item ids, one for each split.")
+    bias: FiniteFloat | None = Field(
+        None, description="What is added to its score, where items of the catalogue have biases."
+    )
+
+
+class AddItemsRequest(_Asked):
+    """Items to add, all of them or none."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"items": [{"id": 1017, "code": [3, 1, 4, 1]}]}]},
+    )
+
+    items: Annotated[list[ItemIn], Field(min_length=1, max_length=_MOST_NEW_ITEMS, fail_fast=True)]
+    replace: bool = Field(
+        False, description="Give items that are there already other codes, instead of refusing."
+    )
+
+    def new_items(self) -> list[NewItem]:
+        """Return what the catalogue is given."""
+        return [NewItem(item.id, item.code, item.bias) for item in self.items]
+
+
+class AddedItems(BaseModel):
+    """The change is on disk; this worker has it at once, others within a tenth of a second."""
+
+    numbers: list[int] = Field(description="The number of each item, which it keeps for good.")
+    items: int = Field(description="How many items are there now.")
+
+
+class RemovedItem(BaseModel):
+    """The item is gone, and that is on disk."""
+
+    items: int = Field(description="How many items are there now.")
+
+
 # Answers to questions are dictionaries: making a model of every item takes longer than writing it.
 
 
@@ -333,7 +379,9 @@ class ItemAnswer(BaseModel):
 
     item: int | str
     name: str | None
-    popularity: int | None = Field(description="Interactions it was trained on.")
+    popularity: int | None = Field(
+        description="Interactions it was trained on; 0 for one that came later."
+    )
     code: list[int] | None = Field(
         description="Its sub-item ids, one for each split; null where all items are in shards."
     )
@@ -364,7 +412,8 @@ class Readiness(BaseModel):
     ready: bool
     kind: Literal["recommender", "index"]
     version: str
-    items: int
+    items: int = Field(description="How many are there now.")
+    live: bool = Field(description="Whether items can be added and removed.")
     item_sets: list[str]
     attributes: dict[str, str] = Field(
         description="Columns that where and at_most may name, and their types."

@@ -21,6 +21,7 @@ const say = (words) => { at("status").textContent = words; };
 
 let redraw = () => {}; // what is shown, in the colours and sizes of now
 let stopPlaying = () => {};
+let explains = true; // a catalogue that changes is in pieces, which cannot be looked into
 
 // The question ----------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ async function ask() {
   try {
     useKey(at("key").value);
     const asked = await question();
-    show(await recommend(asked), asked);
+    show(await recommend(asked, explains), asked);
   } catch (problem) {
     at("answer").hidden = true;
     say("");
@@ -360,8 +361,9 @@ for (const choice of document.querySelectorAll("input[name=asker]"))
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
 new ResizeObserver(() => redraw()).observe(at("trace"));
 readiness().then(
-  ({ items, kind, repeats, attributes }) => {
+  ({ items, kind, live, repeats, attributes }) => {
     at("catalogue").textContent = `${count(items)} items, searched exactly.`;
+    explains = !live;
     showAttributes(Object.entries(attributes));
     if (repeats) at("exclude-seen").checked = false;  // what it is good at would be left out
     if (kind === "index")

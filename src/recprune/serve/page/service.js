@@ -80,11 +80,11 @@ export async function lookUp(id) {
   }
 }
 
-export async function recommend(question) {
+export async function recommend(question, explain) {
   const answers = await ask("recommend", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...question, explain: true }),
+    body: JSON.stringify({ ...question, explain }),
   });
   return answers.answers[0];
 }
