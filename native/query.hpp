@@ -24,11 +24,8 @@ struct Query {
     const float* item_bias = nullptr;      // added to each item's score, or null
     float highest_bias = 0.0f;
 
-    // Pre: there is a mask.
-    bool allows(Item item) const { return (allow[item / kWordBits] >> (item % kWordBits)) & 1; }
-
     bool may_return(Item item) const {
-        if (allow && !allows(item)) return false;
+        if (allow && !((allow[item / kWordBits] >> (item % kWordBits)) & 1)) return false;
         return !(excluded && excluded->contains(item)) && !(boosted && boosted->contains(item));
     }
 

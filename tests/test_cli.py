@@ -233,16 +233,26 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 0
     assert "first number     500" in capsys.readouterr().out
     assert main(["index", "remove", out, "3", "500"]) == 0
-    assert main(["index", "remove", out, "item 7", "--external", "--from", str(names)]) == 2
+    assert main(["index", "remove", out, "--external", "item 7", "--from", str(names)]) == 2
     assert "'a': no such item is there" in capsys.readouterr().err
-    assert main(["index", "remove", out, "item 7", "b", "--external"]) == 0
+    assert main(["index", "remove", out, "--external", "item 7", "b"]) == 0
+    assert main(["index", "remove", out, "--external"]) == 2
+    assert "nothing to remove" in capsys.readouterr().err
+    assert main(["index", "remove", out, "9223372036854775808"]) == 2
+    assert "ID: 9223372036854775808 is beyond 9223372036854775807" in capsys.readouterr().err
+    names.write_text("one\u2028two\r\nthree\n")  # two ids: a line ends with \n alone
+    assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 0
+    assert main(["index", "remove", out, "--external", "one\u2028two", "three"]) == 0
+    np.save(arrays / "large.npy", np.array([1, 2**63], np.uint64))
+    assert main(["index", "remove", out, "--from", str(arrays / "large.npy")]) == 2
+    assert "holds 9223372036854775808, expected ids of at most" in capsys.readouterr().err
     assert main(["index", "remove", out, "x"]) == 2
     assert "ID: 'x' is not an integer" in capsys.readouterr().err
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0
     before = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert main(["index", "compact", out]) == 0
     assert main(["index", "info", out, "--verify"]) == 0
-    assert "numbers          502" in capsys.readouterr().out
+    assert "numbers          504" in capsys.readouterr().out
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0
     after = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for one, other in zip(before, after, strict=True):

@@ -181,6 +181,31 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
         again[0] = 0
 
 
+def test_texts_of_conditions_count_towards_what_is_kept() -> None:
+    table = {"item_id": np.arange(64), "price": np.arange(64.0)}
+    attributes = Attributes.from_table(table, RowNumbers(64))
+    for number in range(100):
+        attributes.where(f"price in ({', '.join(str(number + at / 1000) for at in range(999))})")
+    assert attributes._cache._bytes > 100 * 999  # eight bytes each of bits
+    assert attributes._cache._bytes <= attributes._cache.max_bytes
+
+
+def test_numbers_beyond_32_bits_are_not_infinity() -> None:
+    values = np.array([1.0, np.finfo(np.float32).max, np.inf, -np.inf], np.float32)
+    attributes = Attributes.from_table({"item_id": np.arange(4), "g": values}, RowNumbers(4))
+    assert found(attributes, "g = 1e300") == []
+    assert found(attributes, "g <= 1e300") == [0, 1, 3]
+    assert found(attributes, "g > -1e300") == [0, 1, 2]
+
+
+def test_times_before_1970_are_rounded_down() -> None:
+    moments = pa.array([-1, 0, 999, -1001], pa.timestamp("ns"))
+    table = pa.table({"item_id": np.arange(4), "added": moments})
+    attributes = Attributes.from_table(table, RowNumbers(4))
+    assert found(attributes, "added < '1970-01-01'") == [0, 3]
+    assert found(attributes, "added = '1970-01-01'") == [1, 2]
+
+
 def test_threads_share_what_is_kept() -> None:
     rng = random.Random(3)
     rows = some_rows(rng, [*range(200)])
@@ -407,6 +432,7 @@ def test_saved_attributes_answer_as_before(tmp_path: Path) -> None:
         ("column_0_codes", lambda a: a[:-1], "column_0_codes has 99 items, expected 100"),
         ("column_0_codes", lambda a: a + np.uint8(200), "column_0_codes has .*, expected 9 at most"),
         ("column_0_codes", lambda a: a.astype(np.int64), r"column_0_codes is int64\[100\]"),
+        ("column_1_values", lambda _: np.arange(300), "column_1_codes is uint8, too narrow for 300"),
         ("column_0_values_offsets", lambda a: a[::-1].copy(), "column_0_values_offsets does not"),
         ("column_1_values", lambda a: a[::-1].copy(), r"column_1_values\[1\] is .*, expected more"),
         ("column_1_values", lambda a: a.astype(np.float64), r"column_1_values is float64"),

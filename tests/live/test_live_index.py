@@ -373,3 +373,89 @@ def test_what_it_was_made_from_stays_known(tmp_path: Path, made_from: str | None
     if made_from is None:
         with pytest.raises(InputError, match="made_from is 'x', expected 64 hexadecimal digits"):
             LiveIndex.create(tmp_path / "other", codes, vectors, made_from="x")
+
+
+# When work in the background fails ---------------------------------------------------------------
+
+
+def short_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "FULL_TAIL", 64)
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(5, "I/O error")])
+def test_what_fails_in_the_background_is_told_and_not_tried_at_once(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    short_tail(monkeypatch)
+    monkeypatch.setattr("recprune.live.live_index.merge", fail)
+    shop.add(100)
+    for _ in range(200):
+        if shop.live.fault is not None:
+            break
+        time.sleep(0.01)
+    assert type(error).__name__ in shop.live.fault
+    time.sleep(0.3)  # ten looks
+    assert len(list((shop.folder / "logs").iterdir())) <= 3
+    shop.check()
+
+
+def test_a_generation_that_cannot_be_named_leaves_nothing_behind(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise StorageError("no room")
+
+    shop.add(10)
+    before = sorted((shop.folder / "segments").iterdir())
+    monkeypatch.setattr("recprune.live.live_index.write_generation", fail)
+    with pytest.raises(StorageError, match="no room"):
+        shop.live.compact().result()
+    assert sorted((shop.folder / "segments").iterdir()) == before
+    monkeypatch.undo()
+    shop.live.compact().result()
+    shop.check()
+
+
+def test_checksums_that_were_waived_stay_waived(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recprune.live import generation, live_index
+
+    asked = []
+    load = generation.load_current
+
+    def noted(*given: Any, **named: Any) -> Any:
+        asked.append(named["verify"])
+        return load(*given, **named)
+
+    monkeypatch.setattr(live_index, "load_current", noted)
+    with LiveIndex.open(shop.folder, verify=False) as reader:
+        shop.add(10)
+        shop.live.compact().result()
+        for _ in range(300):
+            if len(asked) > 1:
+                break
+            time.sleep(0.01)
+        reader.refresh()
+    assert asked[:2] == [False, False]
+
+
+def test_a_torn_end_that_pretends_to_be_changes_is_refused_in_time(shop: Any) -> None:
+    from recprune.live.change_log import _MARK, _RECORD
+
+    shop.add(5)
+    folder = shop.folder
+    shop.live.close()
+    [log] = sorted((folder / "logs").iterdir())[-1:]
+    claim = _RECORD.pack(_MARK, 1, 200_000, 0, 99)
+    with log.open("ab") as file:
+        file.write(b"\x00" * 7 + claim * 40_000)
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match="a damaged record"):
+        LiveIndex.open(folder)
+    assert time.monotonic() - begun < 20  # some milliseconds, where it took minutes
+    with log.open("rb+") as file:
+        file.truncate(log.stat().st_size - 7 - 40_000 * _RECORD.size)
+    shop.live = LiveIndex.open(folder)
+    shop.check()

@@ -185,9 +185,10 @@ def _numbers(array: pa.Array, kind: Kind, like: AttributeColumn | None) -> NDArr
     if kind == "integer":
         return np.asarray(array.cast(pa.int64()).to_numpy())
     if kind == "time":
-        # Finer than microseconds is cut off; what microseconds cannot hold is refused.
-        finer = pa.types.is_timestamp(array.type) and array.type.unit == "ns"
-        moments = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=not finer)
+        # Finer than microseconds is rounded down; what microseconds cannot hold is refused.
+        if pa.types.is_timestamp(array.type) and array.type.unit == "ns":
+            return np.asarray(array.cast(pa.int64()).to_numpy()) // 1000
+        moments = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)))
         return np.asarray(moments.cast(pa.int64()).to_numpy())
     narrow = pa.types.is_float32(array.type) or pa.types.is_float16(array.type)
     if like is not None and isinstance(like.values, np.ndarray):

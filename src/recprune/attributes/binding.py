@@ -9,6 +9,7 @@ there and does not pass. So one bit for each item is enough, although there are 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -209,7 +210,9 @@ def _value(constant: Constant, name: ColumnName, column: AttributeColumn) -> Val
         narrow = isinstance(column.values, np.ndarray) and column.values.dtype == np.float32
         if narrow:
             with np.errstate(over="ignore"):
-                return float(np.float32(value))
+                nearest = float(np.float32(value))
+            # Beyond all of them, it is compared as it is: it is not their infinity.
+            return nearest if math.isfinite(nearest) else float(np.float64(value))
         return value
     given = f"{value!r:.{_LONGEST_VALUE}} is {_KIND_OF_VALUE[type(value)]}"
     raise ConditionError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ _BITS = 64
 _MOST_RANGES = 4
 # Where more than one of so many items has changed, all are looked at.
 _CHANGED_PER_ITEM = 16
+_ENTRY_BYTES = 400  # of a kept condition beside its bits and its text, about
 
 
 def words_of(bound: Bound, columns: Mapping[str, AttributeColumn], cache: BitmapCache) -> Words:
@@ -199,11 +201,16 @@ class BitmapCache:
 
     def _add(self, key: str, kept: Kept) -> None:
         before = self._kept.pop(key, None)
-        self._bytes -= before.words.nbytes if before is not None else 0
-        if kept.words.nbytes > self.max_bytes:
+        self._bytes -= _size(key, before) if before is not None else 0
+        if _size(key, kept) > self.max_bytes:
             return
         self._kept[key] = kept
-        self._bytes += kept.words.nbytes
+        self._bytes += _size(key, kept)
         while self._bytes > self.max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.words.nbytes
+            old, oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(old, oldest)
+
+
+def _size(key: str, kept: Kept) -> int:
+    """Return the bytes that a condition takes: of a small catalogue, its text is most of it."""
+    return kept.words.nbytes + sys.getsizeof(key) + _ENTRY_BYTES

@@ -214,6 +214,8 @@ def column_from_arrays(
     codes, offsets = arrays[f"{prefix}_codes"], arrays.get(f"{prefix}_lists")
     if codes.dtype not in _CODE_TYPES or codes.ndim != 1:
         raise StorageError(f"{prefix}_codes is {codes.dtype}{list(codes.shape)}, expected codes")
+    if len(values) > np.iinfo(codes.dtype).max:
+        raise StorageError(f"{prefix}_codes is {codes.dtype}, too narrow for {len(values)} values")
     if codes.max(initial=0) > len(values):
         raise StorageError(f"{prefix}_codes has {codes.max()}, expected {len(values)} at most")
     if offsets is None and len(codes) != num_items:

@@ -14,6 +14,8 @@ from recprune.recommender import Recommender
 from recprune.storage import read_npy
 from recprune.types import InputError, Int64Array, Json
 
+_LARGEST = 2**63 - 1  # id, or number of an item
+
 _IDS_HELP = "external ids: an .npy file, or text with one in a line"
 
 
@@ -34,9 +36,11 @@ def add_live_actions(actions: Any) -> None:
     add.set_defaults(action_run=_add)
     remove = actions.add_parser("remove", help="remove items from a live index")
     remove.add_argument("index", metavar="FOLDER")
-    remove.add_argument("ids", nargs="*", metavar="ID", help="numbers of items")
+    remove.add_argument("ids", nargs="*", metavar="NUMBER", help="numbers of items")
+    remove.add_argument(
+        "--external", nargs="*", metavar="ID", help="external ids; without any, those of --from"
+    )
     remove.add_argument("--from", dest="file", metavar="FILE", help="ids from an .npy or text file")
-    remove.add_argument("--external", action="store_true", help="ids are external ones")
     remove.set_defaults(action_run=_remove)
     compact = actions.add_parser(
         "compact", help="make a live index one piece again, without what was removed"
@@ -52,13 +56,19 @@ def read_ids(path: str, *, integers: bool | None = None) -> list[Any] | Int64Arr
         array = read_npy(path)
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise InputError(f"{path}: holds {array.dtype}{list(array.shape)}, expected ids [n]")
+        if array.dtype.kind == "u" and array.max(initial=0) > _LARGEST:
+            raise InputError(f"{path}: holds {array.max()}, expected ids of at most {_LARGEST}")
         return np.array(array, np.int64) if array.dtype.kind in "iu" else array.tolist()
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+    # Not by splitlines, for which an id may have other ends of lines in it.
+    lines = (
+        [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    )
     return [as_number(line, path) for line in lines] if integers else lines
 
 
@@ -67,7 +77,10 @@ def as_number(text: str, where: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS):
         raise InputError(f"{where}: {text!r} is not an integer")
-    return int(text)
+    number = int(text)
+    if abs(number) > _LARGEST:
+        raise InputError(f"{where}: {text} is beyond {_LARGEST}")
+    return number
 
 
 def _live(parsed: argparse.Namespace) -> None:
@@ -89,14 +102,20 @@ def _add(parsed: argparse.Namespace) -> None:
 
 def _remove(parsed: argparse.Namespace) -> None:
     with LiveIndex.open(parsed.index) as live:
-        integers = not parsed.external or live.snapshot().id_kind == "integers"
+        external = parsed.external is not None
+        if external and parsed.ids:
+            raise InputError("give numbers or --external, not both")
+        integers = not external or live.snapshot().id_kind == "integers"
         given: list[ExternalId] = [
-            as_number(text, "ID") if integers else text for text in parsed.ids
+            as_number(text, "ID") if integers else text
+            for text in (parsed.external if external else parsed.ids)
         ]
         if parsed.file:
             given += list(read_ids(parsed.file, integers=integers))
-        numbers = live.find(given) if parsed.external else np.array(given, np.int64)
-        if parsed.external and (numbers < 0).any():
+        if not given:
+            raise InputError("nothing to remove: give numbers, --external ids, or --from FILE")
+        numbers = live.find(given) if external else np.array(given, np.int64)
+        if external and (numbers < 0).any():
             raise InputError(f"{given[int((numbers < 0).argmax())]!r}: no such item is there")
         live.remove(numbers)
         _say(live, {"removed": len(numbers)})

@@ -23,6 +23,7 @@ _MAGIC = b"rplog\x00\x01\n"  # and its format version
 # Magic, the catalogue's identity, the sequence number before the first record, its checksum.
 _HEAD = struct.Struct("<8s16sQI")
 _MARK = b"\xc3chg"  # how a record begins
+_CLOSELY = 16  # times that a torn end may be read to tell it from damage
 # Mark, kind, length of the content, checksum of the record before, sequence number.
 _RECORD = struct.Struct("<4sIIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -115,6 +116,8 @@ def _read_from(folder: Path, identity: str, tip: Tip) -> memoryview:
             if tip.offset > HEAD_BYTES and before != _CHECKSUM.pack(tip.chain):
                 raise StorageError(f"{path}: change {tip.sequence} is not the one that was read")
             return memoryview(file.read())
+    except MemoryError:
+        raise StorageError(f"{path}: too long to be read") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -155,15 +158,29 @@ def _whole_record(content: memoryview, place: int) -> tuple[int, int, int, int] 
 
 
 def _has_whole_record(content: memoryview, place: int, sequence: int) -> bool:
-    """Whether a later change stands anywhere behind a place."""
+    """Whether a later change stands anywhere behind a place.
+
+    Also true of what only pretends to be many of them: to look closely at each would take too long.
+    """
     octets = bytes(content[place:])
+    left = _CLOSELY * len(octets)  # bytes that may be looked at
     found = octets.find(_MARK)
     while found >= 0:
         record = _whole_record(content, place + found)
         if record is not None and record[3] > sequence:
             return True
+        left -= min(_claimed_bytes(content, place + found), len(octets))
+        if left < 0:
+            return True
         found = octets.find(_MARK, found + 1)
     return False
+
+
+def _claimed_bytes(content: memoryview, place: int) -> int:
+    """Return how long a record says that it is."""
+    if len(content) - place < _RECORD.size:
+        return 0
+    return int(_RECORD.unpack_from(content, place)[2])
 
 
 def append_record(folder: Path, tip: Tip, kind: int, content: bytes) -> Tip:

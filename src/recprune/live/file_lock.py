@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,28 +21,41 @@ _PAUSE = 0.002  # seconds until it is tried again
 
 
 @contextmanager
-def locked(path: Path, seconds: float) -> Iterator[None]:
-    """Hold the lock; wait for it no longer than that. The system lets go of what a process held."""
+def locked(path: Path, seconds: float, stop: threading.Event | None = None) -> Iterator[None]:
+    """Hold the lock; wait for it no longer than that, nor after `stop` is set.
+
+    The system lets go of what a process held when that ends.
+    """
+    deadline = time.monotonic() + seconds
+    while (descriptor := _try_to_lock(path)) is None:
+        if time.monotonic() >= deadline:
+            raise LockedError(f"{path}: held by another process for {seconds:g} s")
+        if stop is not None and stop.is_set():
+            raise LockedError(f"{path}: held by another process, and no longer waited for")
+        time.sleep(_PAUSE)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be locked: {error.strerror or error}") from None
-    try:
-        deadline = time.monotonic() + seconds
-        while not _try_to_lock(descriptor, path):
-            if time.monotonic() >= deadline:
-                raise LockedError(f"{path}: held by another process for {seconds:g} s")
-            time.sleep(_PAUSE)
         yield
     finally:
+        # By hand: a process that was forked meanwhile has the descriptor too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
-def _try_to_lock(descriptor: int, path: Path) -> bool:
+def _try_to_lock(path: Path) -> int | None:
+    """Return the descriptor of a file that is locked now, None if another process has it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A file that was removed since is no lock: others make a new one.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise StorageError(f"{path}: cannot be locked: {error.strerror or error}") from None
-    return True
+    os.close(descriptor)
+    return None

@@ -86,12 +86,12 @@ from recprune.types import (
 _WRITERS = "LOCK"
 _COMPACTORS = "COMPACTING"
 _FOLLOWING_SECONDS = 0.03  # between looks at the log: others' changes are seen in a tenth of one
+_FAULTY_SECONDS = 1.0  # the same while a look fails, which may read all of a generation
 _WAITING_SECONDS = 30.0  # for another writer
 _COMPACTOR_SECONDS = 24 * 3600.0  # for another process that compacts
 _RESTING_SECONDS = 10.0  # before maintenance that has failed is tried again
-_LONG_LOG = (
-    64 << 20
-)  # bytes of changes after which a new generation begins, so that opening is fast
+# Bytes of changes after which a new generation begins, so that opening is fast.
+_LONG_LOG = 64 << 20
 
 
 class KnownItemError(InputError):
@@ -113,9 +113,10 @@ class LiveIndex:
     fork too.
     """
 
-    def __init__(self, folder: Path, generation: Generation) -> None:
+    def __init__(self, folder: Path, generation: Generation, *, verify: bool = True) -> None:
         """Use `LiveIndex.create` or `LiveIndex.open`."""
         self.folder = folder
+        self._verify = verify  # segments that others make are compared with their checksums
         self.identity = generation.identity  # tells this catalogue from all others
         self.made_from = generation.made_from  # what `create` was told
         self._generation = generation
@@ -193,7 +194,7 @@ class LiveIndex:
             generation = load_current(path, known, verify=verify)
             known = generation.segments()
             try:
-                return cls(path, generation)._followed()
+                return cls(path, generation, verify=verify)._followed()
             except StorageError:
                 if current_stamp(path) == stamp:
                     raise
@@ -381,7 +382,7 @@ class LiveIndex:
         except StorageError:
             # A record that we have read was cut off again, or our log is gone: then what is there
             # now is whole. Else this says again what is wrong.
-            self._adopt(load_current(self.folder, self._generation.segments()))
+            self._adopt(load_current(self.folder, self._generation.segments(), verify=self._verify))
 
     def _read_on(self) -> None:
         stamp = log_stamp(self.folder, self._tip.log)
@@ -424,14 +425,14 @@ class LiveIndex:
             if self._has_written and self._is_due():  # it has failed before, or another was at it
                 self._start(self.maintain)
             self._unseen = None
-        except RecpruneError as error:
-            self._unseen = str(error)
+        except Exception as error:  # whatever it is, changes are looked for again
+            self._unseen = _in_words(error)
 
     def _take_newest(self) -> None:
         """Load the generation that counts, while changes are still followed by the old one."""
         stamp = current_stamp(self.folder)
         if current_number(self.folder) != self._generation.number:
-            generation = load_current(self.folder, self._generation.segments())
+            generation = load_current(self.folder, self._generation.segments(), verify=self._verify)
             with self._lock:
                 if generation.number > self._generation.number:
                     self._adopt(generation)
@@ -461,7 +462,7 @@ class LiveIndex:
             self._rewrite(1, everything=False)
         except LockedError:
             return
-        except RecpruneError:
+        except Exception:
             self._rested = time.monotonic() + _RESTING_SECONDS
             raise
 
@@ -472,36 +473,56 @@ class LiveIndex:
     def _rewrite(self, threads: int, *, everything: bool) -> None:
         """Begin a new log, and a generation with fewer segments for what was before it."""
         seconds = _COMPACTOR_SECONDS if everything else 0.0
-        with locked(self.folder / _COMPACTORS, seconds):
+        with locked(self.folder / _COMPACTORS, seconds, self._stop):
             with self._lock, locked(self.folder / _WRITERS, _WAITING_SECONDS):
                 self._catch_up()
                 # Only segments that the newest generation names are sure to stay.
                 if current_number(self.folder) != self._generation.number:
-                    self._adopt(load_current(self.folder, self._generation.segments()))
+                    self._adopt(
+                        load_current(self.folder, self._generation.segments(), verify=self._verify)
+                    )
                 if everything and is_settled(self._snapshot):
                     return
                 end_log(self.folder, self._tip)
                 self._tip = begin_log(self.folder, self.identity, self._tip)
                 before, snapshot, tip = self._generation, self._snapshot, self._tip
-            chosen = to_merge(snapshot, everything=everything)
-            segments = [at for at in snapshot.segments if at not in chosen]
-            if chosen or len(snapshot.tail):
-                merged = merge(snapshot, chosen, threads)
-                name = next_segment_name(self.folder)
-                merged = save_segment(segment_folder(self.folder, name), name, merged)
-                segments.append(PresentSegment(merged, None, merged.index.num_items))
-            tail = empty_tail(segments[0].segment, snapshot.id_kind)
-            base = LiveSnapshot(
-                tuple(segments), tail, snapshot.num_items, snapshot.sequence, snapshot.id_kind
-            )
-            generation = Generation(before.number + 1, self.identity, self.made_from, base, tip)
-            write_generation(self.folder, generation)
-            name_current(self.folder, generation.number)
+            try:
+                generation = self._merged(before, snapshot, tip, threads, everything=everything)
+                name_current(self.folder, generation.number)
+            except BaseException:
+                # What was saved for it is named by none; the next attempt saves it again.
+                sweep(self.folder, [before])
+                raise
             with self._lock:
                 self._adopt(generation)
                 self._current_stamp = current_stamp(self.folder)
             # Whoever is just opening the one before finds it whole.
             sweep(self.folder, [before, generation])
+
+    def _merged(
+        self,
+        before: Generation,
+        snapshot: LiveSnapshot,
+        tip: Tip,
+        threads: int,
+        *,
+        everything: bool,
+    ) -> Generation:
+        """Return the generation after one, with fewer segments; both are saved."""
+        chosen = to_merge(snapshot, everything=everything)
+        segments = [at for at in snapshot.segments if at not in chosen]
+        if chosen or len(snapshot.tail):
+            merged = merge(snapshot, chosen, threads)
+            name = next_segment_name(self.folder)
+            merged = save_segment(segment_folder(self.folder, name), name, merged)
+            segments.append(PresentSegment(merged, None, merged.index.num_items))
+        tail = empty_tail(segments[0].segment, snapshot.id_kind)
+        base = LiveSnapshot(
+            tuple(segments), tail, snapshot.num_items, snapshot.sequence, snapshot.id_kind
+        )
+        generation = Generation(before.number + 1, self.identity, self.made_from, base, tip)
+        write_generation(self.folder, generation)
+        return generation
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._worker is None:
@@ -519,8 +540,8 @@ class LiveIndex:
         try:
             work()
             self._undone = None
-        except RecpruneError as error:
-            self._undone = str(error)
+        except Exception as error:  # memory may be short, or the disk at fault
+            self._undone = _in_words(error)
         finally:
             self._busy.release()
 
@@ -645,12 +666,18 @@ def _begin(folder: Path, segment: Segment, id_kind: IdKind, made_from: str | Non
 
 def _follow(live: weakref.ref[LiveIndex], stop: threading.Event) -> None:
     """Look for changes until it is time to stop; keeps nothing alive."""
-    while not stop.wait(_FOLLOWING_SECONDS):
+    seconds = _FOLLOWING_SECONDS
+    while not stop.wait(seconds):
         index = live()
         if index is None:
             return
         index._look()
+        seconds = _FAULTY_SECONDS if index._unseen else _FOLLOWING_SECONDS
         del index
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, RecpruneError) else f"{type(error).__name__}: {error}"
 
 
 def _checked_numbers(snapshot: LiveSnapshot, ids: Any) -> NDArray[np.uint32]:

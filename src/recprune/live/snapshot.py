@@ -236,6 +236,8 @@ class LiveSnapshot:
         """Return the external ids of numbers, as a search returns them; None for −1."""
         self._refuse_nameless()
         given = np.asarray(numbers, np.int64)
+        if given.ndim != 1:
+            raise InputError(f"numbers has shape {list(given.shape)}, expected [numbers]")
         wanted = checked_items(given[given >= 0], self.num_items).astype(np.int64)
         names = names_of(self.segments, self.tail, wanted)
         found = iter(() if names is None else names.tolist())
@@ -244,7 +246,12 @@ class LiveSnapshot:
     def find(self, external_ids: Sequence[ExternalId]) -> Int64Array:
         """Return the numbers of items that are there by their external ids, −1 where none is."""
         self._refuse_nameless()
+        if isinstance(external_ids, str):  # else taken for a sequence of letters
+            raise InputError(f"external_ids is {external_ids!r}, expected a sequence of ids")
         wanted = list(external_ids)
+        for name in wanted:
+            if not isinstance(name, int | str | np.integer):
+                raise InputError(f"external_ids has {name!r}, expected integers or strings")
         found = np.array([self._tail_places.get(name, -1) for name in wanted], np.int64)
         found[found >= 0] = self.tail.numbers[found[found >= 0]]
         for at in self.segments:
