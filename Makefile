@@ -54,6 +54,7 @@ sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefi
 
 fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, and for a folder that does harm, for minutes
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/search/test_search.py -k "oracle or worth_pruning or long_lists"
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/live/test_live_index.py -k whatever
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_strangers.py
 
 stub: $(VENV)/dev.stamp ## Write the stub file of the compiled module anew

@@ -110,14 +110,29 @@ struct Record {
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
+// How many allowed items are together in a word of the mask that has any, by some of its words.
+inline double allowed_together(const Query& query, std::size_t num_items) {
+    constexpr std::size_t kLookedAt = 256;
+    const std::size_t num_words = (num_items + kWordBits - 1) / kWordBits;
+    const std::size_t stride = std::max<std::size_t>(num_words / kLookedAt, 1);
+    int filled = 0;
+    int allowed = 0;
+    for (std::size_t word = 0; word < num_words; word += stride) {
+        filled += query.allow[word] != 0;
+        allowed += std::popcount(query.allow[word]);
+    }
+    return filled ? static_cast<double>(allowed) / filled : 1.0;
+}
+
 inline CostModel costs_of(const IndexView& index, const Query& query, const Kernels& kernels) {
     return CostModel(kernels.costs, index.num_items, index.num_splits, index.lists.has_value(),
-                     query.k);
+                     query.k, query.allow ? query.num_allowed : index.num_items,
+                     query.allow ? allowed_together(query, index.num_items) : 1.0);
 }
 
 // Whether so few items are allowed that they are scored one by one.
 inline bool few_are_allowed(const IndexView& index, const Query& query, const CostModel& costs) {
-    return query.allow && !index.codes.empty() && costs.few_are_allowed(query.num_allowed);
+    return query.allow && !index.codes.empty() && costs.few_are_allowed();
 }
 
 // The engine that `auto` begins with.
@@ -131,8 +146,7 @@ inline Method choose_method(const IndexView& index, const Query& query, const Li
     // Codes are filtered to the end, whatever the deadline.
     if (!index.codes.empty() && costs.codes_come_first(hidden_share) && !limits.has_deadline())
         return Method::pqtopk;
-    if (query.allow && costs.very_few_are_allowed(query.num_allowed) && !index.codes.empty())
-        return Method::pqtopk;
+    if (query.allow && costs.very_few_are_allowed() && !index.codes.empty()) return Method::pqtopk;
     // Where cells have few items each, a scan is faster than even a look at them.
     const std::size_t num_cells = index.num_sub_items * index.num_sub_items;
     if (index.cells && index.num_items >= kItemsPerCell * num_cells && costs.cells_may_pay())
@@ -187,8 +201,7 @@ inline Method search_cells(const IndexView& index, const Query& query, const Req
     // Codes are scored to the end: with a deadline, cells are left for a scan alone.
     const bool may_leave =
         request.method == Method::automatic && (index.lists || !limits.has_deadline());
-    const std::size_t num_allowed = query.allow ? query.num_allowed : index.num_items;
-    if (search.run(costs.cell_settings(slack, num_allowed, may_leave))) return Method::cells;
+    if (search.run(costs.cell_settings(slack, may_leave))) return Method::cells;
     const bool few_allowed = may_leave && few_are_allowed(index, query, costs);
     if (few_allowed || !index.lists) {
         score_all(index, query, few_allowed, kernels, top, stats);

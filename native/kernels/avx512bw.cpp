@@ -364,15 +364,15 @@ RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
 Kernels avx512bw_kernels() {
     Kernels kernels = avx2_kernels();
     kernels.name = "avx512bw";
-    kernels.costs = {.scan = 57.1e3,
-                     .scanned_item = 0.253,
+    kernels.costs = {.scan = 59.4e3,
+                     .scanned_item = 0.266,
                      .scan_growth = 0.209,
-                     .cells = 14.1e3,
-                     .line = 9.08,
-                     .found_item = 491.0,
-                     .few_items = 46'700,
-                     .allowed_item = 12.2,
-                     .filtered_code = 0.986};
+                     .cells = 14.7e3,
+                     .line = 9.49,
+                     .found_item = 522.0,
+                     .few_items = 44'800,
+                     .allowed_item = 11.8,
+                     .filtered_code = 0.988};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
     kernels.quantise = quantise_avx512bw;

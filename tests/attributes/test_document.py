@@ -37,16 +37,13 @@ def test_searches_take_as_long_as_was_measured() -> None:
     found = [chosen[share] for share in shares]
     assert numbers_of("`auto`, µs") == [round(one["p50_us"]["auto"]) for one in found]
     assert numbers_of("÷ the best of the others") == [round(one["ratio"], 2) for one in found]
-    ratios = sorted(one["ratio"] for one in RECORD["searches"])
-    assert len(ratios) == 60
-    assert [round(ratio, 2) for ratio in ratios[-3:]] == [1.22, 1.32, 2.58]
-    assert "at most 1.22 times" in TEXT
-    assert "58 of 60 cases" in TEXT
-    assert "1.32 times as long with cells (K = 10), and 2.6 times" in " ".join(TEXT.split())
+    worst = max(one["ratio"] for one in RECORD["searches"])
+    said = f"at most {worst:.2f} times as long as the best of `cells`, `scan` and `pqtopk` in all "
+    assert f"{said}{len(RECORD['searches'])} cases" in " ".join(TEXT.split())
 
 
 def test_limits_take_as_long_as_was_measured() -> None:
     ten, _, hundred, _ = RECORD["limits"]
-    for at, limited, plain in ((ten, 150, 89), (hundred, 325, 189)):
-        assert (round(at["p50_us"]["limited"]), round(at["p50_us"]["plain"])) == (limited, plain)
-        assert re.search(rf"{limited}\b.*\b{plain}\b", " ".join(TEXT.split()))
+    for at in (ten, hundred):
+        limited, plain = (round(at["p50_us"][name]) for name in ("limited", "plain"))
+        assert re.search(rf"\b{limited}\b.*\b{plain}\b", " ".join(TEXT.split()))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from recprune import LiveIndex, StorageError
+from recprune.live import live_index
 from recprune.live.change_log import append_record, log_path
 from recprune.live.changes import Removal, encode
 from recprune.live.file_lock import LockedError, locked
@@ -344,6 +345,42 @@ def test_nothing_is_lost_while_it_is_compacted(shop: Shop) -> None:
     shop.check()
     shop.reopen()
     shop.check()
+
+
+def test_it_can_be_opened_while_it_is_compacted(shop: Shop) -> None:
+    """What a process is just opening may be swept: then it begins anew."""
+    stop = threading.Event()
+
+    def compact() -> None:
+        while not stop.is_set():
+            shop.live.remove(shop.live.snapshot().numbers()[:1])
+            shop.live.add(shop.drawn(1)[0])
+            shop.live.compact().result()
+
+    compactor = threading.Thread(target=compact)
+    compactor.start()
+    try:
+        for _ in range(40):
+            before = shop.live.snapshot().sequence
+            with LiveIndex.open(shop.folder) as live:
+                assert live.snapshot().sequence >= before
+                assert live.num_present in (99, 100)
+    finally:
+        stop.set()
+        compactor.join()
+
+
+def test_a_long_log_is_left_behind(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_index, "_LONG_LOG", 1000)
+    for _ in range(60):  # though the tail never fills up
+        shop.replace(1)
+    wait_for(lambda: shop.live.describe()["generation"] > 0)
+    shop.live.maintain()
+    shop.check()
+    shop.reopen()
+    shop.check()
+    logs = list((shop.folder / "logs").iterdir())
+    assert sum(path.stat().st_size for path in logs) < 60 * 60
 
 
 def test_a_writer_that_holds_the_lock_too_long_is_named(tmp_path: Path) -> None:

@@ -195,12 +195,17 @@ def append_record(folder: Path, tip: Tip, kind: int, content: bytes) -> Tip:
     return Tip(tip.log, tip.offset + len(record), tip.sequence + 1, chain)
 
 
-def cut_off(folder: Path, tip: Tip) -> None:
-    """Cut off what stands behind the last whole record. Pre: as for `append_record`."""
+def end_log(folder: Path, tip: Tip) -> None:
+    """Cut off what stands behind the last whole record, and flush that. Pre: as `append_record`.
+
+    The record may be one whose writer was killed before it was flushed. The next log goes on from
+    it, so it must not be lost any more.
+    """
     path = log_path(folder, tip.log)
     try:
-        if path.stat().st_size > tip.offset:
-            os.truncate(path, tip.offset)
+        with path.open("r+b") as file:
+            file.truncate(tip.offset)
+            os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
 

@@ -201,10 +201,11 @@ def load_current(
     folder: Path, known: Mapping[SegmentKey, Segment], *, verify: bool = True
 ) -> Generation:
     """Load the generation that counts; segments that are known already are taken as they are."""
+    loaded = dict(known)
     while True:
         stamp = current_stamp(folder)
         try:
-            return _load_generation(folder, current_number(folder), known, verify)
+            return _load_generation(folder, current_number(folder), loaded, verify)
         except StorageError:
             if current_stamp(folder) == stamp:
                 raise
@@ -212,19 +213,21 @@ def load_current(
 
 
 def _load_generation(
-    folder: Path, number: int, known: Mapping[SegmentKey, Segment], verify: bool
+    folder: Path, number: int, loaded: dict[SegmentKey, Segment], verify: bool
 ) -> Generation:
+    """Load a generation; what is loaded of it is there for the next one, if this one vanishes."""
     place = generation_folder(folder, number)
     saved = load_folder(place, kind=_KIND, version=_VERSION, verify=verify)
     try:
         settings = _checked_settings(saved.settings)
-        segments = [
-            known.get((name, sha256))
-            or load_segment(
-                segment_folder(folder, name), name, sha256, settings["id_kind"], verify=verify
-            )
-            for name, sha256 in settings["segments"]
-        ]
+        segments = []
+        for name, sha256 in settings["segments"]:
+            if (name, sha256) not in loaded:
+                home = segment_folder(folder, name)
+                loaded[name, sha256] = load_segment(
+                    home, name, sha256, settings["id_kind"], verify=verify
+                )
+            segments.append(loaded[name, sha256])
         snapshot = _snapshot_of(settings, segments, saved.arrays)
     except StorageError as error:
         raise StorageError(f"{place}: {error}") from None

@@ -26,7 +26,7 @@ from recprune.live.change_log import (
     Tip,
     append_record,
     begin_log,
-    cut_off,
+    end_log,
     log_stamp,
     read_logs,
 )
@@ -45,6 +45,7 @@ from recprune.live.draft import Draft, refuse_twice
 from recprune.live.file_lock import LockedError, locked
 from recprune.live.generation import (
     Generation,
+    SegmentKey,
     current_number,
     current_stamp,
     empty_tail,
@@ -126,6 +127,7 @@ class LiveIndex:
         self._unseen: str | None = None  # why changes of others are not seen
         self._undone: str | None = None  # why work in the background has failed
         self._closed = False
+        self._has_written = False
         self._rested = 0.0  # when maintenance may be tried again, by time.monotonic()
         self._lock = threading.RLock()  # for all of the above; a search takes none
         self._worker: ThreadPoolExecutor | None = None  # for what takes long
@@ -185,9 +187,11 @@ class LiveIndex:
         `verify` compares every byte of its segments with their checksums; changes always are.
         """
         path = Path(os.path.realpath(folder))
+        known: dict[SegmentKey, Segment] = {}
         while True:
             stamp = current_stamp(path)
-            generation = load_current(path, {}, verify=verify)
+            generation = load_current(path, known, verify=verify)
+            known = generation.segments()
             try:
                 return cls(path, generation)._followed()
             except StorageError:
@@ -341,6 +345,7 @@ class LiveIndex:
             change.apply(draft)
             draft.sequence = tip.sequence
             self._snapshot, self._tip = draft.finish(), tip
+            self._has_written = True
             if self._is_due():
                 self._start(self.maintain)
         return change
@@ -416,6 +421,8 @@ class LiveIndex:
                 self._catch_up()
             if current_stamp(self.folder) != self._current_stamp:
                 self._start(self._take_newest)
+            if self._has_written and self._is_due():  # it has failed before, or another was at it
+                self._start(self.maintain)
             self._unseen = None
         except RecpruneError as error:
             self._unseen = str(error)
@@ -473,7 +480,7 @@ class LiveIndex:
                     self._adopt(load_current(self.folder, self._generation.segments()))
                 if everything and is_settled(self._snapshot):
                     return
-                cut_off(self.folder, self._tip)
+                end_log(self.folder, self._tip)
                 self._tip = begin_log(self.folder, self.identity, self._tip)
                 before, snapshot, tip = self._generation, self._snapshot, self._tip
             chosen = to_merge(snapshot, everything=everything)
