@@ -169,6 +169,9 @@ def test_the_most_popular_are_there_and_new_items_come_last(shop: LiveShop) -> N
     assert whole.items[1] == [name for name in whole.items[0] if name != shop.new_id(5)]
     seen = shop.with_live.recommend([[shop.new_id(5)]], 500, exclude_seen=False)
     assert seen.items[0] == whole.items[0]
+    lazily: Any = (iter(history) for history in ([], [shop.new_id(5)]))
+    assert shop.with_live.recommend(lazily, 500, exclude_seen=True).items == whole.items
+    assert shop.with_live.recommend([], 5).items == []
     boosted = shop.with_live.recommend([[]], 3, boosts={shop.new_id(6): 1e6})
     assert boosted.items[0][0] == shop.new_id(6)
     assert boosted.scores[0, 0] == np.float32(1e6)
@@ -300,6 +303,11 @@ def test_only_a_live_index_of_the_same_items_belongs_to_it(
         loaded.with_live(live)
     with pytest.raises(InputError, match="`with_live` takes one"):
         loaded.recommend([["a"]], index=strings.live.snapshot())
+    other_live = LiveIndex.create(
+        tmp_path / "empty", index.item_codes()[:0], index.sub_item_embeddings()
+    )
+    with other_live, pytest.raises(InputError, match="index has 0 items .*expected 90 or more"):
+        loaded.with_live(strings.live).recommend([["a"]], index=other_live.snapshot())
     with pytest.raises(InputError, match="these have changed"):
         loaded.with_live(strings.live).recommend([["a"]], index=index)
     assert loaded.with_live(strings.live).with_live(None).live is None

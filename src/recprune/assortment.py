@@ -182,6 +182,7 @@ class Assortments:
         latest = self._latest
         if latest.snapshot is not snapshot:
             trained = self.trained
+            self._check_shape(snapshot)
             latest = Assortment(
                 snapshot,
                 SnapshotIds(snapshot),
@@ -192,6 +193,16 @@ class Assortments:
             )
             self._latest = latest
         return latest
+
+    def _check_shape(self, snapshot: LiveSnapshot) -> None:
+        """Refuse what cannot be of the live index that belongs to these items."""
+        index = self.trained.index
+        ours, theirs = ((of.num_splits, of.num_sub_items, of.width) for of in (index, snapshot))
+        if ours != theirs or snapshot.num_items < index.num_items:
+            raise InputError(
+                f"index has {snapshot.num_items} items and splits, sub-items and width {theirs}, "
+                f"expected {index.num_items} or more and {ours}"
+            )
 
     def over(self, index: Searchable) -> Assortment:
         """Return that of the training, searched by another index of the same items."""

@@ -488,14 +488,14 @@ class Recommender:
         checked_threads(threads)
         if deadline is not None:
             check_can_stop(chosen)
-        known, unknown, kept = self._internal(histories)
+        events, known, unknown, kept = self._internal(histories)
         timelines = checked_timelines(times, now, kept)
         excluded = [_find_known(offered, exclude)] * len(known)
         leave_out_seen = exclude_seen or (exclude_seen is None and not self.repeats)
         if leave_out_seen:
             seen: Sequence[NDArray[Any]] = known
             if offered.snapshot is not None:
-                seen = _seen(offered, histories)
+                seen = _seen(offered, events, kept)
             excluded = [np.concatenate(pair) for pair in zip(excluded, seen, strict=True)]
         allowed = _allowed(offered, allow)
         boosted = _boosted(offered, boosts)
@@ -626,8 +626,8 @@ class Recommender:
 
     def _internal(
         self, histories: Sequence[Sequence[ExternalId]]
-    ) -> tuple[list[Int32Array], list[list[ExternalId]], list[NDArray[np.bool_]]]:
-        """Return the internal ids of histories, the external ids that are unknown, and where."""
+    ) -> tuple[list[ExternalId], list[Int32Array], list[list[ExternalId]], list[NDArray[np.bool_]]]:
+        """Return the events of all histories, and of each: internal ids, unknown ids, and where."""
         if isinstance(histories, str | bytes) or not hasattr(histories, "__iter__"):
             raise InputError(f"histories is {histories!r}, expected a sequence of histories")
         whole: list[ExternalId] = []  # one history after the other
@@ -648,7 +648,7 @@ class Recommender:
             kept.append(is_known)
             known.append((items[is_known] if missing else items).astype(np.int32))
             unknown.append([whole[start + place] for place in missing])
-        return known, unknown, kept
+        return whole, known, unknown, kept
 
 
 def _find_known(offered: Assortment, external_ids: Sequence[ExternalId]) -> Int64Array:
@@ -703,10 +703,13 @@ def _allowed(
     return mask
 
 
-def _seen(offered: Assortment, histories: Sequence[Sequence[ExternalId]]) -> list[Int64Array]:
+def _seen(
+    offered: Assortment, events: list[ExternalId], kept: list[NDArray[np.bool_]]
+) -> list[Int64Array]:
     """Return the numbers of what is in histories and there, known to the encoder or not."""
-    found = (offered.find(list(history)) for history in histories)
-    return [numbers[numbers >= 0] for numbers in found]
+    ends = np.cumsum([len(history) for history in kept])
+    parts = np.split(offered.find(events), ends[:-1]) if kept else []
+    return [numbers[numbers >= 0] for numbers in parts]
 
 
 def _scores_at(snapshot: LiveSnapshot | None) -> ItemScores | None:
