@@ -14,7 +14,7 @@ QUERIES = 20
 
 def main() -> None:
     """Search a synthetic catalogue by every method and compare."""
-    output.rule(f"9. The exact top 10 of {NUM_ITEMS:,} items")
+    output.rule(f"10. The exact top 10 of {NUM_ITEMS:,} items")
     rng = np.random.default_rng(0)
     with showing_progress("index") as progress:
         progress("drawing codes and vectors")
@@ -42,7 +42,7 @@ def main() -> None:
         rows,
     )
 
-    output.rule("10. Look inside")
+    output.rule("11. Look inside")
     output.print(
         "A page that shows the pruning at work, for the groceries above:\n"
         "  .venv/bin/recprune serve out/grocery-model/recommender "
