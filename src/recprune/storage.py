@@ -61,8 +61,8 @@ class Saved:
     def check(self, *, kind: str, version: int, oldest: int | None = None, source: str) -> None:
         """Refuse anything but this kind, in this format version or one from `oldest` on."""
         if self.kind != kind:
-            article = "an" if kind[0] in "aeiou" else "a"
-            raise StorageError(f"{source}: holds a saved {self.kind}, not {article} {kind}")
+            article = "" if kind.endswith("s") else "an " if kind[0] in "aeiou" else "a "
+            raise StorageError(f"{source}: holds a saved {self.kind}, not {article}{kind}")
         known = range(version if oldest is None else oldest, version + 1)
         if type(self.version) is not int or self.version not in known:
             raise StorageError(
