@@ -31,7 +31,7 @@ from recprune.system import available_cores, exchange, open_folder
 from recprune.types import VERSION, InputError, Json, StorageError
 
 MANIFEST = "manifest.json"
-_ATTEMPTS = 20  # to load a folder that others keep replacing
+_ATTEMPTS = 100  # to load a folder that others keep replacing
 _MOST_READING_THREADS = 8  # more hash no faster: the largest array of an index is a third of it
 _MAGIC = b"\x93NUMPY\x01\x00"  # of an .npy file, version 1.0
 _ALIGNMENT = 16  # bytes: where the numbers of an array may begin, for any type; NumPy's are 64
