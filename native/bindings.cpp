@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -21,10 +22,6 @@
 #include <utility>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "boosts.hpp"
 #include "exclusions.hpp"
 #include "kernels/kernels.hpp"
@@ -32,7 +29,7 @@
 #include "layouts/integrity.hpp"
 #include "layouts/lists.hpp"
 #include "layouts/posting_lists.hpp"
-#include "search.hpp"
+#include "search_batch.hpp"
 #include "segments.hpp"
 #include "util/parallel.hpp"
 #include "util/row_sums.hpp"
@@ -96,6 +93,25 @@ struct Output {
         return nb::capsule(data, [](void* pointer) noexcept { std::free(pointer); });
     }
 };
+
+// The bytes of an open file, mapped. Python's own maps keep a descriptor each for as long as they
+// live, and a process may have no more than a thousand: a segment of a live index is 16 files.
+nb::ndarray<nb::numpy, const std::uint8_t> map_file(int descriptor, std::size_t size) {
+    void* mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (mapped == MAP_FAILED) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        throw nb::python_error();
+    }
+    struct Mapping {
+        void* begin;
+        std::size_t size;
+
+        ~Mapping() { munmap(begin, size); }
+    };
+    nb::capsule owner(new Mapping{mapped, size},
+                      [](void* mapping) noexcept { delete static_cast<Mapping*>(mapping); });
+    return nb::ndarray<nb::numpy, const std::uint8_t>(mapped, {size}, owner);
+}
 
 template <class Code, class Item>
 nb::tuple posting_lists_as(const Matrix<Code>& codes, std::size_t num_sub_items,
@@ -567,7 +583,8 @@ class SearchIndex {
         const float largest = std::max(view_.largest_bias, largest_bias);
         const std::size_t size = view_.num_splits * view_.num_sub_items;
         for (std::size_t query = 0; query < tables.shape(0); ++query)
-            if (!recprune::scores_are_safe(view_, tables.data() + query * size, largest,
+            if (!recprune::scores_are_safe(view_, kernels_in_use(), tables.data() + query * size,
+                                           largest,
                                            largest_boosts ? largest_boosts->data()[query] : 0.0f))
                 throw recprune::QueryOverflow(query);
     }
@@ -713,6 +730,7 @@ nb::list record_fields() {
     add("upper_bound", &Record::upper_bound);
     add("nanoseconds", &Record::nanoseconds);
     add("sub_item_score_nanoseconds", &Record::sub_item_score_nanoseconds);
+    add("together", &Record::together);
     if (fields.size() * sizeof(std::int64_t) != sizeof(Record))
         throw std::logic_error("a field of Record has no name");
     return fields;
@@ -772,6 +790,9 @@ void add_building(nb::module_& module) {
     module.def("instruction_set", [] { return kernels_in_use().name; });
     module.def("costs", &costs_in_use);
     module.def("record_fields", &record_fields);
+    module.def("map_file", &map_file, "descriptor"_a, "size"_a,
+               nb::sig("def map_file(descriptor: int, size: int) -> "
+                       "numpy.typing.NDArray[numpy.uint8]"));
     module.def("add_rows", &add_rows, "table"_a.noconvert(), "places"_a.noconvert(),
                "sums"_a.noconvert());
 }

@@ -39,6 +39,12 @@ class CostModel {
     // Whether cells may be faster than a look at all items: if not, they are not even counted.
     bool cells_may_pay() const { return costs_.cells + finding() < all_items(); }
 
+    // Whether queries answer faster if they visit their cells together, where so many visit a cell
+    // of so many lines. Alone, each has all its lines from memory.
+    static bool sharing_pays(double visits, double lines_of_cell) {
+        return kVisit / lines_of_cell + kLineFromMemory / std::max(visits, 1.0) < kLineFromMemory;
+    }
+
     // Whether scoring the allowed items one by one is faster than a look at all.
     bool few_are_allowed() const { return allowed() < all_items(); }
     // The same for cells, before anything is planned: under a mask they visit more lines than for
@@ -76,6 +82,10 @@ class CostModel {
     static constexpr double kFirstRoundItems = 1e6;
     static constexpr std::size_t kFirstRoundK = 10;
     static constexpr double kFirstRoundPower = 0.5;
+    // Nanoseconds for a query's visit to a cell, beside its lines, where queries visit cells
+    // together; and for a line that comes from memory, beside filtering it.
+    static constexpr double kVisit = 45.0;
+    static constexpr double kLineFromMemory = 3.5;
 
     double items() const { return static_cast<double>(std::max<std::size_t>(num_items_, 1)); }
     // The best allowed items are among so many of the best of all, which engines come across.

@@ -1,4 +1,4 @@
-// One index, many queries: which engine answers, on how many threads.
+// One index, one query: which engine answers. search_batch.hpp has many.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,6 @@
 #include "layouts/lists.hpp"
 #include "query.hpp"
 #include "top_k.hpp"
-#include "util/parallel.hpp"
 
 namespace recprune {
 
@@ -107,6 +106,9 @@ struct Record {
     double upper_bound;
     std::int64_t nanoseconds;                 // of the whole query
     std::int64_t sub_item_score_nanoseconds;  // of these, computing S
+    // Queries of the batch that visited cells together, this one among them; their times are equal
+    // shares of what all took. 1: it was answered alone.
+    std::int64_t together;
 };
 static_assert(sizeof(Record) % sizeof(std::int64_t) == 0);
 
@@ -291,13 +293,12 @@ struct QueryOverflow : std::invalid_argument {
 };
 
 // Whether no sum of sub-item scores, a bias and a boost can overflow, and none is NaN.
-inline bool scores_are_safe(const IndexView& index, const float* scores, float largest_bias,
-                            float largest_boost) {
+inline bool scores_are_safe(const IndexView& index, const Kernels& kernels, const float* scores,
+                            float largest_bias, float largest_boost) {
     double sum = static_cast<double>(largest_bias) + largest_boost;
     for (std::size_t split = 0; split < index.num_splits; ++split) {
-        std::int32_t largest = 0;
-        for (std::size_t b = 0; b < index.num_sub_items; ++b)
-            largest = std::max(largest, magnitude_of(scores[split * index.num_sub_items + b]));
+        const std::int32_t largest =
+            kernels.largest_magnitude(scores + split * index.num_sub_items, index.num_sub_items);
         if (largest >= kInfiniteMagnitude) return false;
         sum += std::bit_cast<float>(largest);
     }
@@ -432,7 +433,8 @@ inline Start start_query(const IndexView& index, const Batch& batch, const Reque
     start.sub_item_scores = sub_item_scores_of(index, batch, request, number);
     start.scored = std::chrono::steady_clock::now();
     // NaN and infinity in an embedding end up here too; the caller finds out which it was.
-    if (!scores_are_safe(index, start.sub_item_scores, largest_bias, start.boosts.largest()))
+    if (!scores_are_safe(index, *request.kernels, start.sub_item_scores, largest_bias,
+                         start.boosts.largest()))
         throw QueryOverflow(number);
     return start;
 }
@@ -444,19 +446,32 @@ struct Found {
     Method method = Method::pqtopk;
 };
 
-// Finds the best items of an index that reach the floor. Boosts are by the index's own items.
-inline Found find_best(const IndexView& index, Query query, const Boosts& boosts,
+// A query before an engine runs: what it boosts has been scored. Valid until the thread's next one.
+struct Prepared {
+    Query query;
+    BoostedItems boosted;
+    float floor;  // the caller's, or what boosted items reach
+};
+
+// Boosts are by the index's own items.
+inline Prepared prepare(const IndexView& index, const Query& query, const Boosts& boosts,
+                        float floor) {
+    Prepared prepared{query, {}, floor};
+    if (!boosts.set) return prepared;
+    prepared.boosted = with_codes(index, [&](auto codes) {
+        return score_boosted(codes, index.num_splits, index.num_sub_items, query, boosts);
+    });
+    prepared.query.boosted = boosts.set;
+    prepared.floor = std::max(floor, prepared.boosted.floor(query.k));
+    return prepared;
+}
+
+// Finds the best items of an index that reach the floor.
+inline Found find_best(const IndexView& index, const Query& plain, const Boosts& boosts,
                        const Request& request, const Limits& limits, float floor,
                        std::uint8_t* visited = nullptr) {
-    BoostedItems boosted;
-    if (boosts.set) {
-        boosted = with_codes(index, [&](auto codes) {
-            return score_boosted(codes, index.num_splits, index.num_sub_items, query, boosts);
-        });
-        query.boosted = boosts.set;
-    }
-    Found found{.top = TopK(query.k, std::max(floor, boosted.floor(query.k))),
-                .stats = {.visited = visited}};
+    const auto [query, boosted, reached] = prepare(index, plain, boosts, floor);
+    Found found{.top = TopK(query.k, reached), .stats = {.visited = visited}};
     if (query.k == 0) return found;  // nothing is wanted, or nothing is there
     // Where they are fewer than are wanted, each that is there leaves less to look for.
     if (boosted.items.size() < query.k) boosted.offer_to(found.top);
@@ -479,7 +494,18 @@ inline Record record_of(const Start& start, const Stats& stats, Method method, f
         .upper_bound = stats.exact ? threshold : std::max<double>(stats.upper_bound, threshold),
         .nanoseconds = nanoseconds_between(start.begun, std::chrono::steady_clock::now()),
         .sub_item_score_nanoseconds = nanoseconds_between(start.begun, start.scored),
+        .together = 1,
     };
+}
+
+// Writes what was found where so many are wanted of an index that has enough of them, or fewer.
+inline void write_answer(const Start& start, Found& found, std::size_t enough, std::size_t wanted,
+                         std::size_t number, const Answers& answers) {
+    write_top(found.top.sorted(), answers.ids.subspan(number * wanted, wanted),
+              answers.scores.subspan(number * wanted, wanted));
+    // Where more are wanted than there are items, none of them is the K-th.
+    const float threshold = wanted > enough ? start.floor : found.top.threshold();
+    answers.records[number] = record_of(start, found.stats, found.method, threshold);
 }
 
 inline void search_one(const IndexView& index, const Batch& batch, const Request& request,
@@ -492,21 +518,7 @@ inline void search_one(const IndexView& index, const Batch& batch, const Request
         visited = answers.visited.data() + number * index.num_splits * index.num_sub_items;
     Found found =
         find_best(index, query, start.boosts, request, start.limits, start.floor, visited);
-    write_top(found.top.sorted(), answers.ids.subspan(number * request.k, request.k),
-              answers.scores.subspan(number * request.k, request.k));
-    // Where more are wanted than there are items, none of them is the K-th.
-    const float threshold = request.k > query.k ? start.floor : found.top.threshold();
-    answers.records[number] = record_of(start, found.stats, found.method, threshold);
-}
-
-// Every query is answered whole by one thread, so nothing depends on their number.
-inline void search_batch(const IndexView& index, Batch batch, const Request& request,
-                         std::size_t threads, const Answers& answers) {
-    if (batch.allow_rows == 1)
-        batch.num_allowed = count_allowed(*request.kernels, batch.allow.data(), index.num_items);
-    run_in_parallel(batch.num_queries, threads, [&](std::size_t number) {
-        search_one(index, batch, request, number, answers);
-    });
+    write_answer(start, found, query.k, request.k, number, answers);
 }
 
 }  // namespace recprune

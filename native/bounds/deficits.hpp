@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "kernels/kernels.hpp"
@@ -35,7 +33,9 @@ class Deficits {
         best_possible_ = query.item_bias ? query.highest_bias : 0.0;
         for (std::size_t split = 0; split < num_splits; ++split) {
             const float* row = scores_ + split * num_sub_items;
-            const auto [lowest, highest] = extremes(row, num_sub_items);
+            float lowest;
+            float highest;
+            kernels.extremes(row, num_sub_items, &lowest, &highest);
             maxima_[split] = highest;
             best_possible_ += highest;
             range_ += static_cast<double>(highest) - lowest;
@@ -109,29 +109,6 @@ class Deficits {
     static constexpr double kMostUnits = 1e292;
     // Units, many more than the deficits of an item add up to: 255 for each of its splits.
     static constexpr int kBeyondAllSums = 1'000'000;
-
-    // Side by side in lanes, which the compiler turns into vectors: one after the other is slow.
-    static std::pair<float, float> extremes(const float* values, std::size_t count) {
-        constexpr std::size_t kLanes = 16;
-        std::array<float, kLanes> low;
-        std::array<float, kLanes> high;
-        low.fill(values[0]);
-        high.fill(values[0]);
-        std::size_t first = 0;
-        for (; first + kLanes <= count; first += kLanes) {
-            for (std::size_t lane = 0; lane < kLanes; ++lane) {
-                const float value = values[first + lane];
-                low[lane] = value < low[lane] ? value : low[lane];
-                high[lane] = value > high[lane] ? value : high[lane];
-            }
-        }
-        for (; first < count; ++first) {
-            low[0] = std::min(low[0], values[first]);
-            high[0] = std::max(high[0], values[first]);
-        }
-        return {*std::min_element(low.begin(), low.end()),
-                *std::max_element(high.begin(), high.end())};
-    }
 
     const Kernels& kernels_;
     const float* scores_;

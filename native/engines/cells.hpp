@@ -90,6 +90,8 @@ class CellSearch {
     }
 
   private:
+    friend class SharedCells;  // which makes the second round of many searches together
+
     // Units that a limit may have for each pair: as many as bytes hold the sums of three pairs in.
     static constexpr int kPairUnits = 82;
     // The share of these that a guess is mapped to, and the share that is planned for in case that
@@ -107,6 +109,7 @@ class CellSearch {
     static constexpr double kFirstShare = 0.06;
     // Lines that are filtered at once. Found by trial.
     static constexpr std::size_t kBatchLines = 1024;
+    static constexpr std::size_t kSurvivors = kBatchLines * kLineItems + kSurvivorRoom;
     // Items that are pending, at most, before they are considered. Found by trial.
     static constexpr std::size_t kPending = 1024;
     static constexpr std::int64_t kKeyBytes = sizeof(std::uint16_t);
@@ -123,23 +126,16 @@ class CellSearch {
     // The deficits of the near and far splits by the code of an item.
     using LineTables = std::array<const std::uint8_t*, 4>;
 
-    // What the lines of a pair are held against.
-    struct Filter {
-        std::size_t pair;
-        LineTables tables;
-        Chain chain;
-    };
-
-    // An item that a filter let through, and its deficit so far.
+    // An item that a filter let through, and its deficit so far, or less.
     struct Pending {
         std::uint32_t line;
-        std::uint16_t sum;
         std::uint8_t place;
+        std::uint8_t sum;
         std::uint8_t pair;
     };
     struct Found {
         std::uint32_t position;
-        std::uint16_t sum;
+        std::uint8_t sum;
         std::uint8_t pair;
     };
 
@@ -212,66 +208,63 @@ class CellSearch {
         if (high <= low) return true;
         const CellPair& cells = layout_.pairs[pair];
         scratch_.make_room(cells.num_cells);
-        std::uint32_t* numbers = scratch_.cells.data();
-        std::uint8_t* deficits = scratch_.deficits.data();
-        std::size_t count = plan_.find_cells(pair, low, high, numbers, deficits);
+        std::size_t num_cells =
+            plan_.find_cells(pair, low, high, scratch_.lines.data(), scratch_.deficits.data());
         const std::int64_t steps_left = limits_.max_steps - stats_.steps;
-        const bool is_cut = static_cast<std::int64_t>(count) > steps_left;
-        if (is_cut) count = static_cast<std::size_t>(std::max<std::int64_t>(steps_left, 0));
-        stats_.steps += static_cast<std::int64_t>(count);
-        if (stats_.visited) mark_visited(pair, std::span(numbers, count));
-
-        for (std::size_t at = 0; at < std::min(count, kLinesAhead); ++at)
-            prefetch_line(cells, numbers[at]);
-        find_overflowing(cells, std::span(numbers, count));
-        const Filter filter{pair, tables_of(pair), chain_of(pair)};
+        const bool is_cut = static_cast<std::int64_t>(num_cells) > steps_left;
+        if (is_cut) num_cells = static_cast<std::size_t>(std::max<std::int64_t>(steps_left, 0));
+        stats_.steps += static_cast<std::int64_t>(num_cells);
+        if (stats_.visited) mark_visited(pair, std::span(scratch_.lines).first(num_cells));
+        // A cell's own line has its number.
+        prefetch_lines(cells, 0, std::min(num_cells, kLinesAhead));
+        const std::size_t count = add_overflow(cells, num_cells);
+        prefetch_lines(cells, num_cells, std::min(count, kLinesAhead));
+        const LineTables tables = tables_of(pair);
         for (std::size_t begin = 0; begin < count; begin += kBatchLines) {
             const std::size_t end = std::min(begin + kBatchLines, count);
-            filter_lines(filter, {numbers, deficits, begin, end, count});
+            filter_lines(pair, tables,
+                         {scratch_.lines.data(), scratch_.deficits.data(), begin, end, count});
             if (limits_.expired()) return false;
         }
-        return visit_overflow(filter) && !is_cut;
+        return !is_cut;
     }
 
     static void prefetch_line(const CellPair& cells, std::size_t line) {
         __builtin_prefetch(cells.lines + line * kLineBytes, 0, 2);
     }
 
-    // Most cells have no more than their own line, and a bit says which do.
-    void find_overflowing(const CellPair& cells, std::span<const std::uint32_t> numbers) {
-        scratch_.overflowing.resize(numbers.size() + 1);
-        std::uint32_t* those = scratch_.overflowing.data();
-        std::size_t count = 0;
-        for (std::size_t at = 0; at < numbers.size(); ++at) {
-            const std::uint32_t cell = numbers[at];
-            those[count] = static_cast<std::uint32_t>(at);  // counted if it is one: no branch
-            count += cells.overflowing[cell / 64] >> cell % 64 & 1;
-        }
-        scratch_.overflowing.resize(count);
-        for (std::uint32_t at : scratch_.overflowing)
-            __builtin_prefetch(cells.overflow + numbers[at]);
+    void prefetch_lines(const CellPair& cells, std::size_t begin, std::size_t end) const {
+        for (std::size_t at = begin; at < end; ++at) prefetch_line(cells, scratch_.lines[at]);
     }
 
-    bool visit_overflow(const Filter& filter) {
-        const CellPair& cells = layout_.pairs[filter.pair];
-        std::uint32_t* lines = scratch_.overflow_lines.data();
-        std::uint8_t* deficits = scratch_.overflow_deficits.data();
-        std::size_t filled = 0;
-        for (std::uint32_t at : scratch_.overflowing) {
-            const std::uint32_t cell = scratch_.cells[at];
-            const std::uint32_t end = cells.overflow[cell + 1];
-            for (std::uint32_t line = cells.overflow[cell]; line < end; ++line) {
-                prefetch_line(cells, line);
-                lines[filled] = line;
-                deficits[filled++] = scratch_.deficits[at];
-                if (filled < kBatchLines) continue;
-                filter_lines(filter, {lines, deficits, 0, filled, 0});
-                filled = 0;
-                if (limits_.expired()) return false;
+    // Adds the overflow lines of so many cells to their own. Returns how many lines these are.
+    std::size_t add_overflow(const CellPair& cells, std::size_t num_cells) {
+        std::uint32_t* overflowing = scratch_.overflowing.data();
+        std::size_t count = 0;
+        for (std::size_t at = 0; at < num_cells; ++at) {  // most have none, which a bit says
+            const std::uint32_t cell = scratch_.lines[at];
+            overflowing[count] = static_cast<std::uint32_t>(at);  // counted if it is one: no branch
+            count += cells.overflowing[cell / 64] >> cell % 64 & 1;
+        }
+        for (std::uint32_t at : std::span(overflowing, count))
+            __builtin_prefetch(cells.overflow + scratch_.lines[at]);
+        std::size_t num_lines = num_cells;
+        for (std::uint32_t at : std::span(overflowing, count)) {
+            const std::uint32_t* overflow = cells.overflow + scratch_.lines[at];
+            num_lines += overflow[1] - overflow[0];
+        }
+        scratch_.make_room(num_lines);  // which moves all of these
+        std::uint32_t* lines = scratch_.lines.data() + num_cells;
+        const std::uint8_t* own = scratch_.deficits.data();
+        std::uint8_t* deficits = scratch_.deficits.data() + num_cells;
+        for (std::uint32_t at : std::span(scratch_.overflowing).first(count)) {
+            const std::uint32_t* overflow = cells.overflow + scratch_.lines[at];
+            for (std::uint32_t line = overflow[0]; line < overflow[1]; ++line) {
+                *lines++ = line;
+                *deficits++ = own[at];
             }
         }
-        filter_lines(filter, {lines, deficits, 0, filled, 0});
-        return true;
+        return num_lines;
     }
 
     LineTables tables_of(std::size_t pair, std::size_t ahead = 1) const {
@@ -307,33 +300,32 @@ class CellSearch {
         }
     }
 
-    // Filters lines. What is left is pending, until there is enough of it.
-    void filter_lines(const Filter& filter, const LineBatch& batch) {
-        const CellPair& cells = layout_.pairs[filter.pair];
-        const LineTables& tables = filter.tables;
+    // Filters lines of a pair. What is left is pending, until there is enough of it.
+    void filter_lines(std::size_t pair, const LineTables& tables, const LineBatch& batch) {
+        const CellPair& cells = layout_.pairs[pair];
+        const Chain chain = chain_of(pair);
         const std::size_t count =
-            kernels_.filter_lines(cells.lines, batch, tables.data(), filter.chain.two,
-                                  filter.chain.three, scratch_.survivors.data());
+            kernels_.filter_lines(cells.lines, batch, tables.data(), chain.two, chain.three,
+                                  scratch_.survivors.data(), scratch_.sums.data());
         const std::size_t num_lines = batch.end - batch.begin;
         // How many each of these has is not looked at.
         stats_.items_touched +=
             static_cast<std::int64_t>(num_lines * layout_.num_items / cells.num_lines);
         stats_.bytes_touched += static_cast<std::int64_t>(num_lines * kLineBytes);
-        for (std::size_t survivor = 0; survivor < count; ++survivor) {
-            const std::uint32_t at = scratch_.survivors[survivor] / kLineItems;
-            const std::uint32_t place = scratch_.survivors[survivor] % kLineItems;
-            const std::uint32_t line = batch.lines[at];
+        const std::size_t before = scratch_.pending.size();
+        scratch_.pending.resize(before + count);
+        for (std::size_t at = 0; at < count; ++at) {
+            const std::uint32_t survivor = scratch_.survivors[at];
+            const std::uint32_t line = batch.lines[survivor / kLineItems];
             if (cells.second_lines)
                 __builtin_prefetch(cells.second_lines + line * kLineBytes);
             else
                 __builtin_prefetch(cells.starts + line);
-            const std::uint8_t* codes = cells.lines + line * kLineBytes + place;
-            int sum = batch.deficits[at];
-            for (std::size_t split = 0; split < tables.size(); ++split)
-                sum += tables[split][codes[split * kLineItems]];
-            scratch_.pending.push_back({line, static_cast<std::uint16_t>(sum),
-                                        static_cast<std::uint8_t>(place),
-                                        static_cast<std::uint8_t>(filter.pair)});
+            scratch_.pending[before + at] = {
+                .line = line,
+                .place = static_cast<std::uint8_t>(survivor % kLineItems),
+                .sum = scratch_.sums[at],
+                .pair = static_cast<std::uint8_t>(pair)};
         }
         if (scratch_.pending.size() >= kPending) consider_pending();
     }
@@ -379,17 +371,19 @@ class CellSearch {
 
     // Where the pending items are in their pair; padding is nowhere.
     void find_positions() {
-        scratch_.found.clear();
+        scratch_.found.resize(scratch_.pending.size());
+        std::size_t count = 0;
         for (const Pending& one : scratch_.pending) {
             const CellPair& cells = layout_.pairs[one.pair];
             const std::uint32_t position = cells.starts[one.line] + one.place;
-            if (position >= cells.starts[one.line + 1]) continue;
-            scratch_.found.push_back({position, one.sum, one.pair});
+            scratch_.found[count] = {position, one.sum, one.pair};  // counted if it is there
+            count += position < cells.starts[one.line + 1];
             if (cells.last_keys)
                 __builtin_prefetch(cells.last_keys + position);
             else
                 __builtin_prefetch(cells.items + position);
         }
+        scratch_.found.resize(count);
         scratch_.pending.clear();
     }
 
@@ -432,20 +426,20 @@ class CellSearch {
 
     // Kept between queries: fresh memory would cost more than the search.
     struct Scratch {
-        std::vector<std::uint32_t> cells;
-        std::vector<std::uint8_t> deficits;
-        std::vector<std::uint32_t> overflowing;
-        std::vector<std::uint32_t> overflow_lines = std::vector<std::uint32_t>(kBatchLines);
-        std::vector<std::uint8_t> overflow_deficits = std::vector<std::uint8_t>(kBatchLines);
-        std::vector<std::uint32_t> survivors =
-            std::vector<std::uint32_t>(kBatchLines * kLineItems + kSurvivorRoom);
+        std::vector<std::uint32_t> lines;
+        std::vector<std::uint8_t> deficits;      // of their cells
+        std::vector<std::uint32_t> overflowing;  // cells, by their place among the lines
+        std::vector<std::uint32_t> survivors = std::vector<std::uint32_t>(kSurvivors);
+        std::vector<std::uint8_t> sums = std::vector<std::uint8_t>(kSurvivors);
         std::vector<Pending> pending;
         std::vector<Found> found;
 
-        void make_room(std::size_t num_cells) {
-            const std::size_t room = num_cells + SortedSplit::kAtOnce;
-            if (cells.size() < room) cells.resize(room);
-            if (deficits.size() < room) deficits.resize(room);
+        void make_room(std::size_t num_lines) {
+            const std::size_t room = num_lines + SortedSplit::kAtOnce;
+            if (lines.size() >= room) return;
+            lines.resize(room);
+            deficits.resize(room);
+            overflowing.resize(room);
         }
     };
     static Scratch& scratch() {

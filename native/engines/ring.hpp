@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
-#include <vector>
 
 #include "bounds/deficits.hpp"
 #include "kernels/kernels.hpp"
@@ -53,10 +53,7 @@ struct SortedSplit {
 // cover: always by the step that costs the fewest lines.
 class RingPlan {
   public:
-    explicit RingPlan(const CellLayout& layout) : layout_(layout), num_pairs_(layout.num_pairs()) {
-        sorted_.resize(2 * num_pairs_);
-        lines_at_.resize(num_pairs_);
-    }
+    explicit RingPlan(const CellLayout& layout) : layout_(layout), num_pairs_(layout.num_pairs()) {}
 
     // Plans for these deficits, up to a limit, as long as no more than `most_lines` are visited.
     void make(const Deficits& deficits, const Kernels& kernels, int limit, double most_lines) {
@@ -69,15 +66,16 @@ class RingPlan {
     }
 
     // The highest limit that there are depths for.
-    int covers() const { return kStepUnits * static_cast<int>(path_.size()) - 1; }
+    int covers() const { return kStepUnits * static_cast<int>(num_steps_) - 1; }
     // Lines that are visited to cover a limit. Pre: there are depths for it.
     double lines(int limit) const {
-        return limit < 0 ? 0.0 : lines_.at(static_cast<std::size_t>(limit / kStepUnits));
+        return limit < 0 ? 0.0 : lines_[static_cast<std::size_t>(limit / kStepUnits)];
     }
     // The highest limit that so many lines cover, or a step more.
     int covered_by(double lines) const {
-        const auto found = std::lower_bound(lines_.begin(), lines_.end(), lines);
-        const int steps = static_cast<int>(found - lines_.begin()) + 1;
+        const std::span<const double> all(lines_.data(), num_steps_);
+        const auto found = std::lower_bound(all.begin(), all.end(), lines);
+        const int steps = static_cast<int>(found - all.begin()) + 1;
         return std::min(kStepUnits * steps - 1, covers());
     }
 
@@ -174,10 +172,8 @@ class RingPlan {
         const std::size_t count = kernels.select(values, kFullDeficit - 1, ids.data());
         std::array<std::uint16_t, kMaxNarrowSubItems + 1> next{};
         for (std::size_t at = 0; at < count; ++at) ++next[values[ids[at]] + 1u];
-        for (std::size_t t = 0; t < kDepth; ++t) {
-            next[t + 1] = static_cast<std::uint16_t>(next[t + 1] + next[t]);
-            sorted.within_[t] = next[t + 1];
-        }
+        std::partial_sum(next.begin(), next.end(), next.begin());
+        std::copy_n(next.begin() + 1, kDepth, sorted.within_.begin());
         for (std::size_t at = 0; at < count; ++at) {
             const std::uint8_t deficit = values[ids[at]];
             const std::size_t place = next[deficit]++;
@@ -210,8 +206,7 @@ class RingPlan {
     }
 
     void choose(int limit, double most_lines) {
-        path_.clear();
-        lines_.clear();
+        num_steps_ = 0;
         std::array<float, kMostPairs> costs;  // of each pair's next step
         std::array<std::size_t, kMostPairs> next{};
         for (std::size_t pair = 0; pair < num_pairs_; ++pair) costs[pair] = lines_at_[pair][0];
@@ -222,8 +217,8 @@ class RingPlan {
                 static_cast<std::size_t>(std::min_element(costs.begin(), end) - costs.begin());
             total += static_cast<double>(costs[cheapest]);
             if (!(total <= most_lines)) return;
-            path_.push_back(static_cast<std::uint8_t>(cheapest));
-            lines_.push_back(total);
+            path_[num_steps_] = static_cast<std::uint8_t>(cheapest);
+            lines_[num_steps_++] = total;
             const std::size_t step = ++next[cheapest];
             // Never as deep as a full deficit: it stands for anything, and such sub-items are not
             // among the sorted ones.
@@ -233,10 +228,12 @@ class RingPlan {
 
     const CellLayout& layout_;
     std::size_t num_pairs_;
-    std::vector<SortedSplit> sorted_;
-    std::vector<LineCounts> lines_at_;  // [pair][step]
-    std::vector<std::uint8_t> path_;    // [step]: the pair that goes deeper
-    std::vector<double> lines_;         // [step]: lines that are then visited
+    // None of this is filled beforehand: that would take as long as a step of the plan.
+    std::array<SortedSplit, 2 * kMostPairs> sorted_;
+    std::array<LineCounts, kMostPairs> lines_at_;  // [pair][step]
+    std::size_t num_steps_ = 0;
+    std::array<std::uint8_t, kMostPairs * kSteps> path_;  // [step]: the pair that goes deeper
+    std::array<double, kMostPairs * kSteps> lines_;       // [step]: lines that are then visited
 };
 
 }  // namespace recprune

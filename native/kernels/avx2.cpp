@@ -29,6 +29,15 @@ RECPRUNE_AVX2 void sub_item_scores_avx2(const float* sequence_embedding, const f
                          sub_item_scores);
 }
 
+RECPRUNE_AVX2 void extremes_avx2(const float* values, std::size_t count, float* lowest,
+                                 float* highest) {
+    extremes_body(values, count, lowest, highest);
+}
+
+RECPRUNE_AVX2 std::int32_t largest_magnitude_avx2(const float* values, std::size_t count) {
+    return largest_magnitude_body(values, count);
+}
+
 RECPRUNE_AVX2 void quantise_avx2(const float* scores, std::size_t count, double highest,
                                  double scale, std::uint8_t* out) {
     quantise_body(scores, count, highest, scale, out);
@@ -279,31 +288,31 @@ RECPRUNE_AVX2 inline __m256i look_up_two(const TwoTables& tables, __m256i codes)
 
 RECPRUNE_AVX2 std::size_t filter_lines_avx2(const std::uint8_t* lines, const LineBatch& batch,
                                             const std::uint8_t* const* tables, int two, int three,
-                                            std::uint32_t* survivors) {
+                                            std::uint32_t* survivors, std::uint8_t* sums) {
     const TwoTables near = load_two_tables(tables[0], tables[1]);
     const std::uint8_t* const far[] = {tables[2], tables[3]};
     std::size_t found = 0;
     for (std::size_t at = batch.begin; at < batch.end; ++at) {
-        prefetch_line(lines, batch, at + kLinesAhead);
+        prefetch_lines_after(lines, batch, at);
         const std::uint8_t* line = lines + std::size_t{batch.lines[at]} * kLineBytes;
         const __m256i deficits = look_up_two(near, load(line));
-        const __m128i sums =
+        const __m128i near_pair =
             _mm_adds_epu8(_mm256_castsi256_si128(deficits), _mm256_extracti128_si256(deficits, 1));
-        const __m128i limits =
-            _mm_set1_epi8(static_cast<char>(std::min(two - batch.deficits[at], kFullDeficit)));
+        const int own = batch.deficits[at];
+        const __m128i limits = _mm_set1_epi8(static_cast<char>(std::min(two - own, kFullDeficit)));
         // x ≤ limit is max(x, limit) == limit: AVX2 compares only signed bytes.
-        const __m128i within = _mm_cmpeq_epi8(_mm_max_epu8(sums, limits), limits);
+        const __m128i within = _mm_cmpeq_epi8(_mm_max_epu8(near_pair, limits), limits);
         auto passing = static_cast<unsigned>(_mm_movemask_epi8(within));
         if (!passing) continue;
         alignas(kLineItems) std::uint8_t near_sums[kLineItems];
-        _mm_store_si128(reinterpret_cast<__m128i*>(near_sums), sums);
-        const int far_limit = three - batch.deficits[at];
+        _mm_store_si128(reinterpret_cast<__m128i*>(near_sums), near_pair);
         for (; passing; passing &= passing - 1) {
             const auto place = static_cast<std::size_t>(__builtin_ctz(passing));
-            const int both = near_sums[place] + far[0][line[2 * kLineItems + place]] +
+            const int both = own + near_sums[place] + far[0][line[2 * kLineItems + place]] +
                              far[1][line[3 * kLineItems + place]];
             survivors[found] = static_cast<std::uint32_t>(at * kLineItems + place);
-            found += both <= far_limit;
+            sums[found] = static_cast<std::uint8_t>(std::min(both, kFullDeficit));
+            found += both <= three;
         }
     }
     return found;
@@ -326,6 +335,8 @@ Kernels avx2_kernels() {
                   .filtered_code = 0.994},
         .refinements = CoarseTables<64>::kRounds,
         .sub_item_scores = sub_item_scores_avx2,
+        .extremes = extremes_avx2,
+        .largest_magnitude = largest_magnitude_avx2,
         .quantise = quantise_avx2,
         .look_up = look_up_avx2,
         .find_blocks = find_blocks_avx2,

@@ -227,7 +227,8 @@ RECPRUNE_AVX512 std::size_t select_avx512(const std::uint8_t* deficits, int limi
 // 16 items of four lines pass, which is rare.
 RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const LineBatch& batch,
                                                 const std::uint8_t* const* tables, int two,
-                                                int three, std::uint32_t* survivors) {
+                                                int three, std::uint32_t* survivors,
+                                                std::uint8_t* sums) {
     const __m512i lanes = _mm512_load_si512(kCounting.data());
     const ChainLimits limits(two, three);
     const Table near_low = load_table(tables[0]);
@@ -241,10 +242,11 @@ RECPRUNE_AVX512 std::size_t filter_lines_avx512(const std::uint8_t* lines, const
             _mm512_adds_epu8(look_up(near_low, four.codes[0]), look_up(near_high, four.codes[1]));
         const __m512i far =
             _mm512_adds_epu8(look_up(far_low, four.codes[2]), look_up(far_high, four.codes[3]));
-        const __mmask64 passing = limits.find_within(four, near, far);
+        const auto [passing, totals] = limits.find_within(four, near, far);
         const __m512i first = _mm512_set1_epi32(static_cast<int>(at * kLineItems));
         const __m512i packed = _mm512_maskz_compress_epi8(passing, lanes);
         const auto count = static_cast<std::size_t>(__builtin_popcountll(passing));
+        _mm512_storeu_si512(sums + found, _mm512_maskz_compress_epi8(passing, totals));
         _mm512_storeu_si512(
             survivors + found,
             _mm512_add_epi32(first, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(packed))));
@@ -277,6 +279,8 @@ Kernels avx512_kernels() {
                   .filtered_code = 0.371},
         .refinements = 0,
         .sub_item_scores = without_vbmi.sub_item_scores,
+        .extremes = without_vbmi.extremes,
+        .largest_magnitude = without_vbmi.largest_magnitude,
         .quantise = without_vbmi.quantise,
         .look_up = look_up_avx512,
         .find_blocks = find_blocks_avx512,

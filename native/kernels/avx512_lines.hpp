@@ -40,7 +40,7 @@ RECPRUNE_AVX512BW RECPRUNE_BODY FourLines load_four_lines(const std::uint8_t* li
         return line;
     }();
     for (std::size_t line = 0; line < kLinesAtOnce; ++line)
-        prefetch_line(lines, batch, at + kLinesAhead + line);
+        prefetch_lines_after(lines, batch, at + line);
     const std::size_t left = batch.end - at;
     std::uint32_t numbers[kLinesAtOnce];
     std::uint32_t deficits = 0;
@@ -71,6 +71,13 @@ RECPRUNE_AVX512BW RECPRUNE_BODY FourLines load_four_lines(const std::uint8_t* li
     return four;
 }
 
+// Of the items of four lines, those within the limits, and the deficits that they were held
+// against.
+struct WithinLimits {
+    __mmask64 items;
+    __m512i sums;
+};
+
 // How far the chains of two and of three pairs may go, in limits that may be more than a byte
 // holds.
 class ChainLimits {
@@ -78,12 +85,13 @@ class ChainLimits {
     RECPRUNE_AVX512BW ChainLimits(int two, int three) : near_(two), far_(three) {}
 
     // The items whose deficits in the near splits, and in these and the far ones, are within them.
-    RECPRUNE_AVX512BW RECPRUNE_BODY __mmask64 find_within(const FourLines& four, __m512i near,
-                                                          __m512i far) const {
+    RECPRUNE_AVX512BW RECPRUNE_BODY WithinLimits find_within(const FourLines& four, __m512i near,
+                                                             __m512i far) const {
         const __mmask64 near_within =
             _mm512_mask_cmple_epu8_mask(four.there, near, near_.less(four.own));
-        return _mm512_mask_cmple_epu8_mask(near_within, _mm512_adds_epu8(near, far),
-                                           far_.less(four.own));
+        const __m512i both = _mm512_adds_epu8(near, far);
+        return {_mm512_mask_cmple_epu8_mask(near_within, both, far_.less(four.own)),
+                _mm512_adds_epu8(both, four.own)};
     }
 
   private:

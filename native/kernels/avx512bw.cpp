@@ -31,6 +31,8 @@ RECPRUNE_AVX512BW void sub_item_scores_avx512bw(const float* sequence_embedding,
                                                 std::size_t width, std::size_t num_sub_items,
                                                 float* sub_item_scores) {
     constexpr std::size_t kVectors = 16;  // 256 sums: the table is read from front to back
+    // What is prefetched so far ahead: by itself, a processor stops at the end of every page.
+    constexpr std::size_t kAhead = 1024;
     for (std::size_t split = 0; split < num_splits; ++split) {
         const float* phi = sequence_embedding + split * width;
         const float* table = transposed + split * width * num_sub_items;
@@ -49,6 +51,7 @@ RECPRUNE_AVX512BW void sub_item_scores_avx512bw(const float* sequence_embedding,
                 const __m512 factor = _mm512_set1_ps(phi[j]);
                 const float* row = table + j * num_sub_items + first;
                 for (std::size_t v = 0; v < kVectors; ++v) {
+                    __builtin_prefetch(row + kFloats * v + kAhead);
                     const __m512 product =
                         _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(lanes[v], row + kFloats * v));
                     sums[v] = _mm512_add_ps(sums[v], product);  // never fused: two roundings
@@ -58,6 +61,15 @@ RECPRUNE_AVX512BW void sub_item_scores_avx512bw(const float* sequence_embedding,
                 _mm512_mask_storeu_ps(out + first + kFloats * v, lanes[v], sums[v]);
         }
     }
+}
+
+RECPRUNE_AVX512BW void extremes_avx512bw(const float* values, std::size_t count, float* lowest,
+                                         float* highest) {
+    extremes_body(values, count, lowest, highest);
+}
+
+RECPRUNE_AVX512BW std::int32_t largest_magnitude_avx512bw(const float* values, std::size_t count) {
+    return largest_magnitude_body(values, count);
 }
 
 RECPRUNE_AVX512BW void quantise_avx512bw(const float* scores, std::size_t count, double highest,
@@ -330,7 +342,8 @@ RECPRUNE_AVX512BW void convolve_avx512bw(const float* counts, const float* value
 RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
                                                     const LineBatch& batch,
                                                     const std::uint8_t* const* tables, int two,
-                                                    int three, std::uint32_t* survivors) {
+                                                    int three, std::uint32_t* survivors,
+                                                    std::uint8_t* sums) {
     const ChainLimits limits(two, three);
     WordTable lower[4];
     WordTable upper[4];
@@ -344,15 +357,19 @@ RECPRUNE_AVX512BW std::size_t filter_lines_avx512bw(const std::uint8_t* lines,
         __m512i deficits[4];
         for (std::size_t table = 0; table < 4; ++table)
             deficits[table] = look_up_256(lower[table], upper[table], four.codes[table]);
-        const std::uint64_t passing =
+        const WithinLimits within =
             limits.find_within(four, _mm512_adds_epu8(deficits[0], deficits[1]),
                                _mm512_adds_epu8(deficits[2], deficits[3]));
+        alignas(kBytes) std::uint8_t totals[kBytes];
+        _mm512_store_si512(totals, within.sums);
         const std::size_t first = at * kLineItems;
         auto write = [&](std::uint64_t mask) {
-            survivors[found] = static_cast<std::uint32_t>(
-                first + static_cast<std::size_t>(std::countr_zero(mask)));
+            const auto item = static_cast<std::size_t>(std::countr_zero(mask));
+            survivors[found] = static_cast<std::uint32_t>(first + item);
+            sums[found] = totals[item % kBytes];  // of no item: any
             found += mask != 0;
         };
+        const std::uint64_t passing = within.items;
         write(passing);
         for (std::uint64_t rest = passing & (passing - 1); rest; rest &= rest - 1) write(rest);
     }
@@ -375,6 +392,8 @@ Kernels avx512bw_kernels() {
                      .filtered_code = 0.988};
     kernels.refinements = CoarseTables<kBytes>::kRounds;
     kernels.sub_item_scores = sub_item_scores_avx512bw;
+    kernels.extremes = extremes_avx512bw;
+    kernels.largest_magnitude = largest_magnitude_avx512bw;
     kernels.quantise = quantise_avx512bw;
     kernels.look_up = look_up_avx512bw;
     kernels.find_blocks = find_blocks_avx512bw;

@@ -47,6 +47,47 @@ RECPRUNE_BODY void sub_item_scores_body(const float* sequence_embedding, const f
     }
 }
 
+// Side by side in lanes: one after the other, every comparison would wait for the one before it.
+RECPRUNE_BODY void extremes_body(const float* values, std::size_t count, float* lowest,
+                                 float* highest) {
+    constexpr std::size_t kLanes = 64;
+    float low[kLanes];
+    float high[kLanes];
+    for (std::size_t lane = 0; lane < kLanes; ++lane) low[lane] = high[lane] = values[0];
+    std::size_t first = 0;
+    for (; first + kLanes <= count; first += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            const float value = values[first + lane];
+            low[lane] = value < low[lane] ? value : low[lane];
+            high[lane] = value > high[lane] ? value : high[lane];
+        }
+    }
+    for (; first < count; ++first) {
+        low[0] = values[first] < low[0] ? values[first] : low[0];
+        high[0] = values[first] > high[0] ? values[first] : high[0];
+    }
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+        for (std::size_t lane = 0; lane < half; ++lane) {
+            low[lane] = low[lane + half] < low[lane] ? low[lane + half] : low[lane];
+            high[lane] = high[lane + half] > high[lane] ? high[lane + half] : high[lane];
+        }
+    }
+    *lowest = low[0];
+    *highest = high[0];
+}
+
+// As integers, magnitudes of floats compare like floats, and infinity and NaN are the largest.
+RECPRUNE_BODY std::int32_t largest_magnitude_body(const float* values, std::size_t count) {
+    std::int32_t largest = 0;
+    for (std::size_t at = 0; at < count; ++at) {
+        std::int32_t bits;
+        std::memcpy(&bits, values + at, sizeof bits);
+        const std::int32_t magnitude = bits & 0x7FFFFFFF;  // all bits but the sign
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
 RECPRUNE_BODY void quantise_body(const float* scores, std::size_t count, double highest,
                                  double scale, std::uint8_t* out) {
     constexpr double kFull = kFullDeficit;
@@ -131,11 +172,15 @@ RECPRUNE_BODY void convolve_body(const float* counts, const float* values, float
     }
 }
 
-RECPRUNE_BODY void prefetch_line(const std::uint8_t* lines, const LineBatch& batch,
-                                 std::size_t at) {
-    // Into the second cache: the first has too few misses at a time.
-    if (at < batch.count)
-        __builtin_prefetch(lines + std::size_t{batch.lines[at]} * kLineBytes, 0, 2);
+// Prefetches the lines that come some time after the one at `at`. At first into the second cache:
+// on some processors the first can wait for few at a time, on others the second is slow to ask.
+RECPRUNE_BODY void prefetch_lines_after(const std::uint8_t* lines, const LineBatch& batch,
+                                        std::size_t at) {
+    const std::uint32_t* numbers = batch.lines + at;
+    if (at + kLinesAhead < batch.count)
+        __builtin_prefetch(lines + std::size_t{numbers[kLinesAhead]} * kLineBytes, 0, 2);
+    if (at + kLinesNear < batch.count)
+        __builtin_prefetch(lines + std::size_t{numbers[kLinesNear]} * kLineBytes);
 }
 
 RECPRUNE_BODY std::size_t count_bits_body(const std::uint64_t* words, std::size_t count) {

@@ -65,8 +65,9 @@ constexpr std::size_t kLineBytes = 4 * kLineItems;
 // Places behind the survivors of a filter, which writes whole registers.
 constexpr std::size_t kSurvivorRoom = 64;
 // Lines that are prefetched ahead of the one that is filtered: as many as can be on their way from
-// memory. Found by trial.
+// memory to the second cache, and from there to the first. Found by trial.
 constexpr std::size_t kLinesAhead = 112;
+constexpr std::size_t kLinesNear = 24;
 
 // Lines to be filtered: those at [begin, end). The next ones, up to `count`, are prefetched.
 struct LineBatch {
@@ -101,6 +102,12 @@ struct Kernels {
     void (*sub_item_scores)(const float* sequence_embedding, const float* transposed,
                             std::size_t num_splits, std::size_t width, std::size_t num_sub_items,
                             float* sub_item_scores);
+
+    // The lowest and the highest of some values; count is not 0.
+    void (*extremes)(const float* values, std::size_t count, float* lowest, float* highest);
+
+    // The largest magnitude of some values, as its bits: NaN is larger than infinity.
+    std::int32_t (*largest_magnitude)(const float* values, std::size_t count);
 
     // out[b] = ⌊(highest − scores[b]) · scale⌋, at most 255.
     void (*quantise)(const float* scores, std::size_t count, double highest, double scale,
@@ -138,11 +145,12 @@ struct Kernels {
     // deficit of the line's cell, and those in the near and far splits to at most `three` less
     // that. A line has 16 codes for each of four splits, near ones first; `tables` has 256 deficits
     // for each of these. A sum of 255 may be more, and passes where as much is left. Writes 16 ·
-    // (where its line is in the batch) + (its place in the line) for each, ascending; returns how
-    // many. There is room for kSurvivorRoom more than all lines have items.
+    // (where its line is in the batch) + (its place in the line) for each, ascending, and to `sums`
+    // all these deficits, its cell's among them, at most 255; returns how many. There is room for
+    // kSurvivorRoom more than all lines have items.
     std::size_t (*filter_lines)(const std::uint8_t* lines, const LineBatch& batch,
                                 const std::uint8_t* const* tables, int two, int three,
-                                std::uint32_t* survivors);
+                                std::uint32_t* survivors, std::uint8_t* sums);
 
     // Writes the sub-item ids b with deficits[b] ≤ limit, ascending; returns how many. `deficits`
     // has 256 entries; `selected` has room for kSelectRoom.

@@ -164,26 +164,26 @@ RECPRUNE_BODY uint8x16_t look_up_all(const std::uint8_t* table, uint8x16_t codes
 
 std::size_t filter_lines_neon(const std::uint8_t* lines, const LineBatch& batch,
                               const std::uint8_t* const* tables, int two, int three,
-                              std::uint32_t* survivors) {
+                              std::uint32_t* survivors, std::uint8_t* sums) {
     const std::uint8_t* const far[] = {tables[2], tables[3]};
     std::size_t found = 0;
     for (std::size_t at = batch.begin; at < batch.end; ++at) {
-        prefetch_line(lines, batch, at + kLinesAhead);
+        prefetch_lines_after(lines, batch, at);
         const std::uint8_t* line = lines + std::size_t{batch.lines[at]} * kLineBytes;
-        const uint8x16_t sums = vqaddq_u8(look_up_all(tables[0], vld1q_u8(line)),
+        const uint8x16_t near = vqaddq_u8(look_up_all(tables[0], vld1q_u8(line)),
                                           look_up_all(tables[1], vld1q_u8(line + kLineItems)));
         const int own = batch.deficits[at];
         const int near_limit = std::min(two - own, kFullDeficit);
-        if (vminvq_u8(sums) > near_limit) continue;
+        if (vminvq_u8(near) > near_limit) continue;
         std::uint8_t near_sums[kLineItems];
-        vst1q_u8(near_sums, sums);
+        vst1q_u8(near_sums, near);
         for (std::size_t place = 0; place < kLineItems; ++place) {
-            const int both = near_sums[place] + far[0][line[2 * kLineItems + place]] +
+            const int both = own + near_sums[place] + far[0][line[2 * kLineItems + place]] +
                              far[1][line[3 * kLineItems + place]];
             // Written always, counted only if it passes: no branch to mispredict.
             survivors[found] = static_cast<std::uint32_t>(at * kLineItems + place);
-            found +=
-                static_cast<std::size_t>((near_sums[place] <= near_limit) & (both <= three - own));
+            sums[found] = static_cast<std::uint8_t>(std::min(both, kFullDeficit));
+            found += static_cast<std::size_t>((near_sums[place] <= near_limit) & (both <= three));
         }
     }
     return found;

@@ -18,6 +18,14 @@ void sub_item_scores_portable(const float* sequence_embedding, const float* tran
                          sub_item_scores);
 }
 
+void extremes_portable(const float* values, std::size_t count, float* lowest, float* highest) {
+    extremes_body(values, count, lowest, highest);
+}
+
+std::int32_t largest_magnitude_portable(const float* values, std::size_t count) {
+    return largest_magnitude_body(values, count);
+}
+
 void quantise_portable(const float* scores, std::size_t count, double highest, double scale,
                        std::uint8_t* out) {
     quantise_body(scores, count, highest, scale, out);
@@ -96,22 +104,22 @@ std::size_t count_bits_portable(const std::uint64_t* words, std::size_t count) {
 
 std::size_t filter_lines_portable(const std::uint8_t* lines, const LineBatch& batch,
                                   const std::uint8_t* const* tables, int two, int three,
-                                  std::uint32_t* survivors) {
+                                  std::uint32_t* survivors, std::uint8_t* sums) {
     const std::uint8_t* const near[] = {tables[0], tables[1]};
     const std::uint8_t* const far[] = {tables[2], tables[3]};
     std::size_t found = 0;
     for (std::size_t at = batch.begin; at < batch.end; ++at) {
-        prefetch_line(lines, batch, at + kLinesAhead);
+        prefetch_lines_after(lines, batch, at);
         const std::uint8_t* line = lines + std::size_t{batch.lines[at]} * kLineBytes;
-        const int near_limit = two - batch.deficits[at];
-        const int far_limit = three - batch.deficits[at];
+        const int own = batch.deficits[at];
         for (std::size_t place = 0; place < kLineItems; ++place) {
-            const int sum = near[0][line[place]] + near[1][line[kLineItems + place]];
+            const int sum = own + near[0][line[place]] + near[1][line[kLineItems + place]];
             const int both =
                 sum + far[0][line[2 * kLineItems + place]] + far[1][line[3 * kLineItems + place]];
             // Written always, counted only if it passes: no branch to mispredict.
             survivors[found] = static_cast<std::uint32_t>(at * kLineItems + place);
-            found += static_cast<std::size_t>((sum <= near_limit) & (both <= far_limit));
+            sums[found] = static_cast<std::uint8_t>(std::min(both, kFullDeficit));
+            found += static_cast<std::size_t>((sum <= two) & (both <= three));
         }
     }
     return found;
@@ -152,6 +160,8 @@ Kernels portable_kernels() {
                   .filtered_code = 2.37},
         .refinements = 0,
         .sub_item_scores = sub_item_scores_portable,
+        .extremes = extremes_portable,
+        .largest_magnitude = largest_magnitude_portable,
         .quantise = quantise_portable,
         .look_up = look_up_portable,
         .find_blocks = find_blocks_portable,

@@ -25,7 +25,7 @@
 #include "kernels/kernels.hpp"
 #include "layouts/cells.hpp"
 #include "layouts/lists.hpp"
-#include "search.hpp"
+#include "search_batch.hpp"
 
 namespace {
 
@@ -79,6 +79,26 @@ void check_sub_item_scores(const Kernels& kernels, Random& random) {
             }
         }
         if (!same_bits<float>(found, expected)) disagree(kernels, "sub_item_scores");
+    }
+}
+
+void check_extremes(const Kernels& kernels, Random& random) {
+    for (std::size_t count : {1u, 2u, 63u, 64u, 65u, 100u, 128u, 256u, 300u}) {
+        auto values = random_floats(count, random);
+        float lowest;
+        float highest;
+        kernels.extremes(values.data(), count, &lowest, &highest);
+        const auto [low, high] = std::minmax_element(values.begin(), values.end());
+        if (lowest != *low || highest != *high) disagree(kernels, "extremes");
+        const auto magnitude = std::bit_cast<std::int32_t>(std::max(std::abs(*low), *high));
+        if (kernels.largest_magnitude(values.data(), count) != magnitude)
+            disagree(kernels, "largest_magnitude");
+        for (float strange :
+             {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+            values[random() % count] = strange;
+            if (kernels.largest_magnitude(values.data(), count) < kInfiniteMagnitude)
+                disagree(kernels, "largest_magnitude of what is not finite");
+        }
     }
 }
 
@@ -259,6 +279,7 @@ void check_filter_lines(const Kernels& kernels, Random& random) {
         const std::size_t begin = random() % count;
         std::vector<std::uint32_t> must;  // pass, and may, where a sum is more than a byte holds
         std::vector<std::uint32_t> may;
+        std::vector<int> all_sums(count * kLineItems);
         for (std::size_t at = begin; at < count; ++at) {
             for (std::size_t place = 0; place < kLineItems; ++place) {
                 const std::uint8_t* codes = lines.data() + numbers[at] * kLineBytes + place;
@@ -269,6 +290,7 @@ void check_filter_lines(const Kernels& kernels, Random& random) {
                     if (split == 1) near = both;
                 }
                 const auto survivor = static_cast<std::uint32_t>(at * kLineItems + place);
+                all_sums[survivor] = std::min(own[at] + both, kFullDeficit);
                 if (near <= two - own[at] && both <= three - own[at]) must.push_back(survivor);
                 if (std::min(near, kFullDeficit) <= two - own[at] &&
                     std::min(both, kFullDeficit) <= three - own[at])
@@ -277,11 +299,15 @@ void check_filter_lines(const Kernels& kernels, Random& random) {
         }
         std::vector<std::uint32_t> found(count * kLineItems + kSurvivorRoom);
         const LineBatch batch{numbers.data(), own.data(), begin, count, count};
-        found.resize(kernels.filter_lines(lines.data(), batch, tables, two, three, found.data()));
+        std::vector<std::uint8_t> sums(found.size());
+        found.resize(kernels.filter_lines(lines.data(), batch, tables, two, three, found.data(),
+                                          sums.data()));
         if (!std::includes(found.begin(), found.end(), must.begin(), must.end()))
             disagree(kernels, "filter_lines lost an item");
         if (!std::includes(may.begin(), may.end(), found.begin(), found.end()))
             disagree(kernels, "filter_lines found what is not there");
+        for (std::size_t at = 0; at < found.size(); ++at)
+            if (sums[at] != all_sums[found[at]]) disagree(kernels, "filter_lines, sums");
     }
 }
 
@@ -522,6 +548,7 @@ int main(int argc, char** argv) {
         for (const Kernels& kernels : available_kernels()) {
             Random random(1);
             check_sub_item_scores(kernels, random);
+            check_extremes(kernels, random);
             check_quantise(kernels, random);
             check_look_up(kernels, random);
             check_filters(kernels, random);

@@ -126,6 +126,9 @@ class Shop:
     def compact(self) -> None:
         self.live.compact().result()
 
+    def divide(self) -> None:
+        self.live.compact(shards=int(self.rng.integers(1, 6))).result()
+
     def reopen(self) -> None:
         self.live.close()
         self.live = LiveIndex.open(self.folder)

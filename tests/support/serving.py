@@ -25,7 +25,7 @@ import torch
 from recprune import Index, assign_random, prepare, temporal_holdout
 from recprune.models.architectures import build_model
 from recprune.models.settings import Settings
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from tests.support.small_models import walks
 
 CLI = [sys.executable, "-m", "recprune.cli"]
@@ -42,7 +42,9 @@ def save_two_recommenders(place: Path) -> list[Path]:
     return [place / "0", place / "1"]
 
 
-def save_recommender(folder: Path, seed: int = 0, ids: str = "strings") -> Recommender:
+def save_recommender(
+    folder: Path, seed: int = 0, ids: str = "strings", **values: Any
+) -> Recommender:
     """Save the recommender of a model that was never trained: it answers like any other."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -50,7 +52,7 @@ def save_recommender(folder: Path, seed: int = 0, ids: str = "strings") -> Recom
     codebook = assign_random(holdout.train.num_items, num_splits=8, num_sub_items=16, seed=seed)
     prepared = prepare(holdout, codebook, {"holdout": "temporal", "seed": seed})
     settings = Settings().with_values(
-        {"width": WIDTH, "length": 10, "num_blocks": 1, "num_heads": 1}
+        {"width": WIDTH, "length": 10, "num_blocks": 1, "num_heads": 1, **values}
     )
     model = build_model(settings.model, prepared.codes, codebook.num_sub_items)
     recommender = Recommender.from_model(prepared, model, settings)
@@ -186,11 +188,13 @@ def damaged(source: Path, place: Path, how: str) -> Path:
 class Load:
     """Clients in threads that ask all the time, each over a connection of its own."""
 
-    def __init__(self, service: Service, *, keep_alive: bool) -> None:
+    def __init__(self, service: Service, *, keep_alive: bool, key: str | None = None) -> None:
         self.answers: list[tuple[float, str, list[Any]]] = []  # when asked, version, and items
         self.failures: list[str] = []
         self._url = service.url
-        self._keep_alive = keep_alive
+        self._headers = {} if keep_alive else {"connection": "close"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
         self._end = threading.Event()
 
     @contextmanager
@@ -211,8 +215,7 @@ class Load:
         wait_until(lambda: len(self.answers) >= reached, "further answers")
 
     def _ask(self) -> None:
-        headers = {} if self._keep_alive else {"connection": "close"}
-        with httpx.Client(base_url=self._url, headers=headers, timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=self._url, headers=self._headers, timeout=PATIENCE_S) as client:
             while not self._end.is_set():
                 asked = time.monotonic()
                 try:

@@ -20,6 +20,21 @@ MODELS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "bert4rec": ("integers", 2, 6, {"architecture": "bert4rec", "num_heads": 2}),
     "full table": ("strings", 2, 4, {"embedding": "full", "width": 16}),
     "timed": ("integers", 4, 8, {"architecture": "timed", "num_blocks": 2, "num_heads": 2}),
+    "continued": (
+        "strings",
+        4,
+        8,
+        {
+            "architecture": "continued",
+            "num_blocks": 2,
+            "num_heads": 2,
+            "kept_width": 4,
+            "repeats": 12,
+            "own_scores": 0.25,
+            "activity": True,
+            "transitions": 2,
+        },
+    ),
     "repeats": (
         "strings",
         2,

@@ -19,7 +19,7 @@ from recprune.models.boost_heads import BoostHeads, add_boosts
 from recprune.models.settings import ModelSettings, Settings
 from recprune.models.transitions import count_transitions
 from recprune.preparation.prepared import Prepared, prepare
-from recprune.recommender import Recommendations, Recommender
+from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.search import reference
 from recprune.search.question import ItemBits
 from recprune.training.checkpoint import load_model

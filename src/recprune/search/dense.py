@@ -72,7 +72,7 @@ def answer_dense(question: Question, items: DenseItems, tables: Float32Array) ->
         scores[number, :found] = top_scores[:found]
         record = records[number]
         record["method"] = _native.Method[Default.name].value
-        record["exact"] = record["steps"] = 1
+        record["exact"] = record["steps"] = record["together"] = 1
         record["items_scored"] = record["items_touched"] = num_items
         record["bytes_touched"] = items.vectors.nbytes
         record["threshold"] = top_scores[-1] if 0 < k == found else floor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recprune import _native
 from recprune.search.checks import MAX_ITEMS, MAX_SPLITS
-from recprune.types import MAX_SUB_ITEMS, Json, StorageError
+from recprune.types import MAX_SUB_ITEMS, Float32Array, Json, StorageError
 
 Layout = Literal["auto", "full", "slim", "compact"]
 
@@ -52,6 +52,14 @@ class IndexSize(NamedTuple):
     num_items: int
     num_sub_items: int
     layout: Layout
+
+
+def bias_extremes(bias: Float32Array | None) -> tuple[float, float]:
+    """Return the highest bias, and the largest in magnitude."""
+    if bias is None or not len(bias):
+        return 0.0, 0.0
+    highest, lowest = float(bias.max()), float(bias.min())
+    return highest, max(abs(highest), abs(lowest))
 
 
 def checked_size(settings: Json, arrays: Mapping[str, NDArray[Any]]) -> IndexSize:

@@ -69,13 +69,18 @@ class SearchStats:
 
     @property
     def nanoseconds(self) -> Int64Array:
-        """Time in the native core, sub-item scores included."""
+        """Time in the native core, sub-item scores included; queries together have equal shares."""
         return np.asarray(self.records["nanoseconds"])
 
     @property
     def sub_item_score_nanoseconds(self) -> Int64Array:
         """The part of that time which computing the sub-item scores took."""
         return np.asarray(self.records["sub_item_score_nanoseconds"])
+
+    @property
+    def together(self) -> Int64Array:
+        """How many queries visited their cells together with each, itself counted; 1: alone."""
+        return np.asarray(self.records["together"])
 
 
 @dataclass(slots=True, eq=False)
