@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recprune import Attributes, InputError, Recommender, StorageError
-from recprune.recommender import KIND
+from recprune.recommender.saving import KIND
 from recprune.storage import Saved, load_folder, save_folder
 from tests.support.trainings import Trained, assert_same_answers, bits_of, histories_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recprune import InputError
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.types import Timeline
 from tests.support.trainings import Trained, assert_same_answers
 

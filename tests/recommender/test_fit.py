@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from recprune import InputError, assign_svd, temporal_holdout
 from recprune.models.architectures import build_model
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared, prepare
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import load_model, save_model
 from tests.preparation.test_prepared import prepared_of
 from tests.support.small_models import SMALL, walks
@@ -206,3 +207,21 @@ def test_a_full_table_may_have_as_many_items_as_there_are_codes(tmp_path: Path) 
     recommender.save(tmp_path / "saved")
     loaded = Recommender.load(tmp_path / "saved", encoder="torch")
     assert_same_answers(loaded.recommend([[65_535, 3]], 3, exclude_seen=False), found)
+
+
+def test_a_log_is_fitted_as_it_comes(tmp_path: Path) -> None:
+    log = walks(30, 40, "strings", seed=2)
+    users = np.repeat(np.arange(log.num_users), log.lengths)
+    rows = {
+        "user": [log.user_ids[user] for user in users.tolist()],
+        "item": log.item_ids.take(log.items.tolist()),
+        "time": (log.times // 1_000_000).tolist(),
+    }
+    file = tmp_path / "log.parquet"
+    pl.DataFrame(rows).write_parquet(file)
+    sizes = {"num_splits": 4, "num_sub_items": 8, "device": "cpu"}
+    found = [
+        Recommender.fit(given, **sizes, **QUICK).recommend([["a", "b"]], 5)  # type: ignore[arg-type]
+        for given in (log, rows, str(file), pl.DataFrame(rows).to_pandas())
+    ]
+    assert all(np.array_equal(one.scores, found[0].scores) for one in found)

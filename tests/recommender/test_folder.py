@@ -26,7 +26,8 @@ from recprune.models.settings import ModelSettings, Settings
 from recprune.models.situations import NUM_SITUATIONS
 from recprune.models.transitions import BUCKETS
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import KIND, EncoderKind, Recommendations, Recommender
+from recprune.recommender.recommender import EncoderKind, Recommendations, Recommender
+from recprune.recommender.saving import KIND
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.training.checkpoint import MODEL, model_arrays
 from recprune.types import Float32Array
@@ -72,7 +73,7 @@ def test_a_saved_recommender_needs_no_torch(trainings: dict[str, Trained]) -> No
 import json, sys
 for name in ("torch", "onnx", "polars", "scipy", "rich", "pyarrow", "matplotlib"):
     sys.modules[name] = None
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 for folder, histories in json.load(sys.stdin):
     found = Recommender.load(folder).recommend(histories, 10)
     print(json.dumps([found.items, found.unknown, found.by_popularity.tolist()]))
@@ -340,6 +341,29 @@ def test_other_folders_are_not_recommenders(sasrec: Trained, tmp_path: Path) -> 
     for wrong in (tmp_path / "nowhere", sasrec.folder, sasrec.folder / MODEL):
         with pytest.raises(StorageError, match=f"{wrong.name}: not a saved recommender"):
             Recommender.load(wrong)
+
+
+def test_an_encoder_with_weights_of_8_bits_is_saved_and_says_so(
+    sasrec: Trained, tmp_path: Path
+) -> None:
+    exact = sasrec.recommender
+    small = Recommender.from_training(sasrec.prepared, sasrec.folder, encoder_precision="int8")
+    small.save(tmp_path / "small")
+    loaded = Recommender.load(tmp_path / "small", encoder="onnx")
+    assert loaded.settings == exact.settings | {"encoder_precision": "int8"}
+    assert "int8 encoder" in repr(loaded)
+    assert "int8" not in repr(exact)
+    assert len(loaded.export().onnx) < len(exact.export().onnx)
+    histories = [np.array(history, np.int32) for history in histories_of(exact.index.num_items)]
+    found = loaded.encoder.encode(histories)
+    plain = Recommender.load(sasrec.saved, encoder="onnx").encoder.encode(histories)
+    moved = np.linalg.norm(found - plain, axis=1) / np.linalg.norm(plain, axis=1)
+    assert (moved > 0).all()
+    assert (moved < 0.1).all()
+    # The search is as exact as ever for the sequence embeddings that it is given.
+    top, oracle = loaded.rank(histories, 5), loaded.index.search(found, 5, method="default")
+    assert np.array_equal(top.ids, oracle.ids)
+    assert np.array_equal(top.scores.view(np.uint32), oracle.scores.view(np.uint32))
 
 
 def test_nothing_else_is_overwritten_by_saving(sasrec: Trained, tmp_path: Path) -> None:

@@ -255,3 +255,18 @@ def test_bad_arguments_are_named(sasrec: Trained, arguments: dict[str, Any], mes
     assert sasrec.prepared.num_items == 90
     with pytest.raises(InputError, match=message):
         sasrec.recommender.recommend(**{"histories": [["a", "b"]]} | arguments)
+
+
+def test_recommendations_as_a_frame(trained: Trained) -> None:
+    histories = [trained.external([5, 17]), trained.external([3])]
+    found = trained.recommender.recommend(histories, 200)
+    frame = found.to_frame(["anna", "bob"])
+    assert frame.columns == ["user_id", "rank", "item_id", "score"]
+    for place, user in enumerate(("anna", "bob")):
+        rows = frame.filter(frame["user_id"] == user)
+        assert rows["item_id"].to_list() == found.items[place]
+        assert rows["rank"].to_list() == list(range(1, len(found.items[place]) + 1))
+        assert np.array_equal(rows["score"].to_numpy(), found.scores[place][: len(rows)])
+    assert found.to_frame()["user_id"].unique().sort().to_list() == [0, 1]
+    with pytest.raises(InputError, match="1 users, but 2 histories"):
+        found.to_frame(["anna"])

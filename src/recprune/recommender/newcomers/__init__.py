@@ -1,0 +1,1 @@
+"""Items that a model does not know yet, and the codes that suit them."""
