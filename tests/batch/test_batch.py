@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recprune import InputError, StorageError
+from recprune import Attributes, InputError, LiveIndex, SnapshotIds, StorageError
 from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import opened_output, run_batch
 from recprune.batch.parts import PartReport, PartWriter
-from recprune.batch.plan import BatchSettings, make_plan
-from recprune.recommender import Recommender
+from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
+from recprune.recommender.recommender import Recommender
 from recprune.storage import MANIFEST
 from recprune.types import RecpruneError
 from tests.support.clusters import descendants, is_running
@@ -281,7 +282,7 @@ def test_parts_can_be_written_in_any_order(work: Work, tmp_path: Path) -> None:
 PEAK = """
 import pathlib, sys
 from recprune.batch.parts import PartWriter
-from recprune.batch.plan import BatchSettings, make_plan
+from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 recommender, small, large, out = sys.argv[1:]
 for source in (small, large):
     plan = make_plan(recommender, source, BatchSettings(rows_per_part=500))
@@ -451,6 +452,29 @@ def test_crashes_are_counted_from_the_last_finished_part(
     assert len(calls) == 10
 
 
+def test_a_part_in_place_whose_report_was_lost_is_not_made_again(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(work.saved, work.source, BatchSettings(rows_per_part=1_500))
+    asked = []
+
+    def killed_before_it_could_report(
+        plan: BatchPlan, out: Path, parts: list[int], _workers: int
+    ) -> Iterator[PartReport]:
+        asked.append(parts)
+        PartWriter(plan, out).write(parts[0])
+        yield from ()
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(
+        "recprune.batch.in_processes._write_in_one_pool", killed_before_it_could_report
+    )
+    reports = [*write_parts_in_processes(plan, tmp_path, [0, 1], 1)]
+    assert [report.part for report in reports] == [0, 1]
+    assert [report.rows for report in reports] == [1_500, 1_500]
+    assert asked == [[0, 1], [1]]
+
+
 def test_workers_that_always_die_are_an_error(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,3 +607,54 @@ def test_what_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
     save_recommender(tmp_path / "recommender", seed=9)
     with pytest.raises(StorageError, match="another recommender than the plan"):
         PartWriter(plan, tmp_path)
+
+
+# Over a catalogue that changes -------------------------------------------------------------------
+
+
+def answers_in(out: Path) -> dict[str, list[Any]]:
+    parts = [pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))]
+    return dict(pa.concat_tables(parts).to_pydict())
+
+
+def test_a_batch_has_the_catalogue_of_the_moment_at_which_it_began(
+    work: Work, tmp_path: Path
+) -> None:
+    saved = shutil.copytree(work.saved, tmp_path / "recommender")
+    recommender = Recommender.load(saved)
+    out, live_folder = tmp_path / "out", tmp_path / "catalogue"
+    codes = recommender.index.item_codes()
+    with recommender.make_live(live_folder) as live:
+        live.put(["hat"], codes[5:6])
+        live.remove(live.find(recommender.item_ids.take([5, 7])))
+        names = live.external_ids(live.snapshot().numbers())
+        table = pa.table({"item": names, "nice": [name != "hat" for name in names]})
+        Attributes.from_table(table, SnapshotIds(live.snapshot())).save(tmp_path / "nice")
+    words = ["--live", live_folder, "--attributes", tmp_path / "nice", "--where", "nice = false"]
+    command = [*work.command(out), "--live", str(live_folder)]
+    process = start_and_wait(command, out, 3)
+    process.kill()
+    process.communicate()
+    with LiveIndex.open(live_folder) as live:
+        before = live.snapshot()
+        live.put(["scarf"], codes[5:6])
+        live.remove(live.find(["hat"]))
+        live.compact().result()
+        done = run(command)
+        assert done.returncode == 0, done.stderr
+        found = answers_in(out)
+        asked = recommender.with_live(live)
+        histories: list[list[Any]] = [[*(history or [])] for history in work.histories]
+        expected = asked.recommend(histories, 7, index=before)
+        assert found["items"] == expected.items
+        assert any("hat" in items for items in found["items"])
+        # With what it then is, the catalogue is another one.
+        again = run(command)
+        assert again.returncode == 2
+        assert "belongs to another run, with different catalogue" in again.stderr
+    assert run([*work.command(tmp_path / "filtered"), *map(str, words)]).returncode == 0
+    filtered = answers_in(tmp_path / "filtered")
+    assert not any(filtered["items"])
+    refused = run([*work.command(tmp_path / "other"), "--attributes", str(tmp_path / "nice")])
+    assert refused.returncode == 2
+    assert "--attributes goes with --live" in refused.stderr

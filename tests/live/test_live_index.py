@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
 from recprune._native import instruction_sets
-from recprune.live import merging
+from recprune.live import division, merging
 from recprune.search import reference
 from recprune.search.question import Searchable
 from tests.support.live_cases import Shop, check_snapshot
@@ -61,9 +61,10 @@ def test_whatever_happens_answers_are_those_of_a_fresh_index(
     if narrow and shape["layout"] != "compact" and shape["num_splits"] in (4, 8, 16):
         methods.append("cells")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(division, "_BLOCK", 16)
         for _ in range(12):
             what = rng.choice(
-                ["add", "remove", "replace", "seal", "compact", "reopen", "few", "put"]
+                ["add", "remove", "replace", "seal", "compact", "reopen", "few", "put", "divide"]
             )
             if what == "add":
                 shop.add(int(rng.integers(0, 200)), with_bias=bool(rng.integers(2)))
@@ -392,7 +393,7 @@ def test_what_fails_in_the_background_is_told_and_not_tried_at_once(
     short_tail(monkeypatch)
     monkeypatch.setattr("recprune.live.live_index.merge", fail)
     shop.add(100)
-    for _ in range(200):
+    for _ in range(2000):
         if shop.live.fault is not None:
             break
         time.sleep(0.01)

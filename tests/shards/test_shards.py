@@ -66,7 +66,7 @@ def pieces_of(case: Case, num_shards: int, layout: Any = "auto") -> Pieces:
 
 
 def search_pieces(
-    pieces: Pieces, question: Question, num_items: int, rounds: int, start: int
+    pieces: Pieces, question: Question, rounds: int, start: int
 ) -> tuple[NDArray[np.int64], Float32Array, NDArray[Any]]:
     """Lead a batch through the shards as the sharded index does, without a cluster."""
     found = []
@@ -80,7 +80,7 @@ def search_pieces(
                 answers[place] = read_answer(answer(index, message))
         ordered = [(pieces[place][0], answers[place]) for place in sorted(answers)]
         ids, scores = merge(ordered, rows.stop - rows.start, question.k)
-        records = merge_records([part for _, part in ordered], scores, num_items)
+        records = merge_records([part for _, part in ordered], scores)
         found.append((ids, scores, records))
     ids, scores, records = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return ids, scores, records
@@ -189,7 +189,7 @@ def test_shards_return_what_one_index_returns(
             tables, case.k, method=method, exclude=exclude, allow=allow, boosts=boosts
         )
         question = question_of(tables, case.k, method, exclude, allow, num_items, boosts)
-        found = search_pieces(pieces, question, num_items, rounds, start)
+        found = search_pieces(pieces, question, rounds, start)
         assert_equal(found, expected, method)
         assert found[2]["exact"].all()
         assert np.array_equal(found[2]["upper_bound"], found[2]["threshold"])
@@ -207,7 +207,7 @@ def test_thousands_of_ties_fall_to_the_lowest_ids_of_all_shards(rounds: int) -> 
     assert np.signbit(expected.scores[0]).any()
     assert not np.signbit(expected.scores[0]).all()
     question = question_of(tables, 3_000, "auto", exclude, None, 5_000)
-    found = search_pieces(pieces_of(case, 4), question, 5_000, rounds, 0)
+    found = search_pieces(pieces_of(case, 4), question, rounds, 0)
     assert_equal(found, expected, rounds)
 
 
@@ -220,7 +220,7 @@ def test_later_rounds_score_fewer_items() -> None:
     question = question_of(tables, 10, "scan", None, None, 40_000)
     scored, sent = {}, {}
     for rounds in (1, 2, 4):
-        found = search_pieces(pieces_of(case, 4), question, 40_000, rounds, 0)
+        found = search_pieces(pieces_of(case, 4), question, rounds, 0)
         assert_equal(found, expected, rounds)
         scored[rounds] = int(found[2]["items_scored"].sum())
     assert scored[4] < scored[2] < scored[1]
@@ -240,7 +240,7 @@ def test_bounds_of_unsafe_searches_hold_for_all_shards(method: Any) -> None:
     exact = case.index().search_scores(tables, 40_000, boosts=boosts)
     for rounds in (1, 2, 3):
         question = question_of(tables, 10, method, None, None, 20_000, boosts)
-        found = search_pieces(pieces_of(case, 3), question, 20_000, rounds, 0)
+        found = search_pieces(pieces_of(case, 3), question, rounds, 0)
         ids, _, records = found
         for query in range(5):
             missing = ~np.isin(exact.ids[query], ids[query]) & (exact.ids[query] >= 0)
@@ -318,10 +318,10 @@ def test_figures_of_shards_are_added_up() -> None:
         ids = np.array([[7]], np.uint32)
         return ids, np.array([[1.0]], np.float32), record.view(np.int64).reshape(1, -1)
 
-    first = said(3, 1, 1, 10, 100, 1000, 1.0, 1.0, 5, 3)
-    second = said(2, 0, 2, 20, 200, 2000, 1.0, 9.0, 5, 4)
-    merged = merge_records([first, second], np.array([[1.0, 1.0]], np.float32), 500)
-    assert merged[0].tolist() == (2, 0, 3, 30, 300, 3000, 1.0, 9.0, 0, 4)
+    first = said(3, 1, 1, 10, 100, 1000, 1.0, 1.0, 5, 3, 8)
+    second = said(2, 0, 2, 20, 200, 2000, 1.0, 9.0, 5, 4, 1)
+    merged = merge_records([first, second], np.array([[1.0, 1.0]], np.float32))
+    assert merged[0].tolist() == (2, 0, 3, 30, 300, 3000, 1.0, 9.0, 0, 4, 8)
 
 
 # On disk -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from recprune.batch.parts import PartReport, PartWriter
+from recprune.batch.parts import PartReport, PartWriter, finished_part, noted_sha256
 from recprune.batch.plan import BatchPlan
 from recprune.types import RecpruneError
 
@@ -38,6 +38,15 @@ def write_parts_in_processes(
             return
         except BrokenProcessPool:
             crashes += 1  # on with new processes, and the parts that are still missing
+            # A part may be in place although the word of it was lost with the pool.
+            for part in sorted(left):
+                found = finished_part(plan, Path(out), part, noted_sha256(Path(out), part))
+                if found is not None:
+                    left.discard(part)
+                    crashes = 0
+                    yield found
+            if not left:
+                return
     raise RecpruneError(
         f"worker processes were killed {_MAX_CRASHES} times in a row, with {len(left)} parts to go "
         "(is there enough memory for all workers?); the same command goes on"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recprune.batch.plan import BatchPlan, BatchSettings, Piece, recommender_checksum
+from recprune.batch.plan import BatchPlan, BatchSettings, Piece
 from recprune.data.identifiers import ExternalId, IntegerIds
-from recprune.recommender import Recommendations, Recommender
+from recprune.recommender.recommender import Recommendations
 from recprune.storage import writing_file
 from recprune.types import InputError, StorageError
 
@@ -90,10 +91,8 @@ class PartWriter:
     def __init__(self, plan: BatchPlan, out: str | Path) -> None:
         self._plan = plan
         self._out = Path(out)
-        self._recommender = Recommender.load(plan.recommender)
-        # After loading: a folder that was swapped in meanwhile is noticed too.
-        if recommender_checksum(plan.recommender) != plan.recommender_sha256:
-            raise StorageError(f"{plan.recommender}: another recommender than the plan was made of")
+        self._stack = ExitStack()  # for as long as the process lives
+        self._asked = self._stack.enter_context(plan.opened())
         self._reader = _Reader(plan.settings)
 
     def write(self, part: int) -> PartReport:
@@ -124,16 +123,18 @@ class PartWriter:
     def _answer(self, rows: pa.RecordBatch, seconds: dict[str, float]) -> pa.RecordBatch:
         """Return the answers to some rows; add to `seconds` what they took."""
         settings = self._plan.settings
-        found = self._recommender.recommend(
+        recommender, snapshot = self._asked
+        found = recommender.recommend(
             _as_lists(rows.column(settings.history_column)),
-            min(settings.k, len(self._recommender.item_ids)),  # more would only be padding
+            min(settings.k, self._asked.most),  # more would only be padding
             exclude_seen=settings.exclude_seen,
             where=settings.where,
             at_most=settings.at_most,
+            index=snapshot,
         )
         for stage, names in _STAGES.items():
             seconds[stage] += sum(found.milliseconds.get(name, 0.0) for name in names) / 1000.0
-        integers = isinstance(self._recommender.item_ids, IntegerIds)
+        integers = isinstance(recommender.item_ids, IntegerIds)
         return _as_rows(rows.column(settings.user_column), found, integers)
 
 

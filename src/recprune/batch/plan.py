@@ -10,17 +10,28 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recprune.batch.frozen_catalogue import AskedAt, FrozenCatalogue
 from recprune.data.identifiers import IntegerIds
-from recprune.recommender import KIND, Recommender
+from recprune.recommender.recommender import Recommender
+from recprune.recommender.saving import KIND
 from recprune.search.checks import MAX_ITEMS, checked_count, checked_k
 from recprune.storage import read_manifest
-from recprune.types import InputError, Json, Progress, needs_extra, no_progress
+from recprune.types import (
+    InputError,
+    Json,
+    Progress,
+    StorageError,
+    needs_extra,
+    no_progress,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,6 +94,7 @@ class BatchPlan:
     recommender_sha256: str  # of its manifest, which has those of all arrays
     files: tuple[InputFile, ...]
     settings: BatchSettings
+    catalogue: FrozenCatalogue | None = None  # None: the items of the training
 
     @cached_property
     def _row_groups(self) -> list[tuple[InputFile, int]]:
@@ -132,7 +144,20 @@ class BatchPlan:
             "settings": self.settings.to_json(),
             "recommender": self.recommender_sha256,
             "histories": json.loads(json.dumps(files)),  # as it is read back: lists, not tuples
-        }
+        } | ({} if self.catalogue is None else {"catalogue": self.catalogue.to_json()})
+
+    @contextmanager
+    def opened(self) -> Iterator[AskedAt]:
+        """Load what is asked, as it was when the plan was made."""
+        recommender = Recommender.load(self.recommender)
+        # After loading: a folder that was swapped in meanwhile is noticed too.
+        if recommender_checksum(self.recommender) != self.recommender_sha256:
+            raise StorageError(f"{self.recommender}: another recommender than the plan was made of")
+        if self.catalogue is None:
+            yield AskedAt(recommender, None)
+            return
+        with self.catalogue.opened(recommender) as asked:
+            yield asked
 
 
 def make_plan(
@@ -140,15 +165,25 @@ def make_plan(
     histories: str | Path,
     settings: BatchSettings | None = None,
     progress: Progress = no_progress,
+    *,
+    catalogue: FrozenCatalogue | None = None,
 ) -> BatchPlan:
     """Look at the recommender and at the metadata of the histories, and divide the work.
 
-    `progress` is called with files that are not read.
+    `progress` is called with files that are not read. With a `catalogue`, the items that were there
+    when it was frozen are recommended.
     """
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
     checked_k(settings.k, loaded.index.num_items)
-    loaded.recommend([], 1, where=settings.where, at_most=settings.at_most)  # refuses what is wrong
+    with ExitStack() as stack:
+        asked = AskedAt(loaded, None)
+        if catalogue is not None:
+            asked = stack.enter_context(catalogue.opened(loaded))
+        # Refuses what is wrong.
+        asked.recommender.recommend(
+            [], 1, where=settings.where, at_most=settings.at_most, index=asked.snapshot
+        )
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None
@@ -161,7 +196,11 @@ def make_plan(
         first_type = user_type
         files.append(file)
     return BatchPlan(
-        os.path.realpath(recommender), recommender_checksum(recommender), tuple(files), settings
+        os.path.realpath(recommender),
+        recommender_checksum(recommender),
+        tuple(files),
+        settings,
+        catalogue,
     )
 
 

@@ -74,17 +74,25 @@ def log_stamp(folder: Path, number: int) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def read_logs(folder: Path, identity: str, tip: Tip, use: Callable[[LoggedChange], None]) -> Tip:
+def read_logs(
+    folder: Path,
+    identity: str,
+    tip: Tip,
+    use: Callable[[LoggedChange], None],
+    last: int | None = None,
+) -> Tip:
     """Use every change after a tip, in its log and all later ones; return the last tip.
 
     That is before whatever is not a whole record, if nothing whole comes after it and the log is
-    the last.
+    the last; or after the change `last`.
     """
     while True:
         # Asked first: where there is a later log, nothing more is written to this one.
         is_last = log_stamp(folder, tip.log + 1) is None
         content = _read_from(folder, identity, tip)
         for record in _records_in(content, tip, str(log_path(folder, tip.log)), is_last):
+            if record.tip.sequence - 1 == last:
+                return tip
             use(record)
             tip = record.tip
         if is_last:

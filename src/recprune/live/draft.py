@@ -29,18 +29,21 @@ class Draft:
 
     def __init__(self, snapshot: LiveSnapshot) -> None:
         self.num_items = snapshot.num_items
-        self.sequence = snapshot.sequence
-        self._id_kind = snapshot.id_kind
+        self.moment = snapshot.moment
+        self._before = snapshot
         self._segments = list(snapshot.segments)
         self._tail = [snapshot.tail]  # lots of items; sorted when it matters
 
     def add(self, items: Items) -> None:
         """Take in new items; their numbers are those after all others."""
-        self._tail.append(items)
         self.num_items += len(items)
+        self._tail.append(self._own(items))
 
     def remove(self, numbers: NDArray[Any]) -> None:
         """Let items leave; refuse numbers that are not there, or given twice."""
+        self._remove(numbers[self._before.owns(numbers)])
+
+    def _remove(self, numbers: NDArray[Any]) -> None:
         tail = self._settled_tail()
         in_tail = find_sorted(tail.numbers, numbers)
         missing = in_tail < 0
@@ -60,19 +63,27 @@ class Draft:
 
     def replace(self, items: Items) -> None:
         """Give items that are there other codes; numbers and external ids stay."""
+        items = self._own(items)
         names = self._names_of(items.numbers)
-        self.remove(items.numbers)
+        self._remove(items.numbers)
         self._tail.append(Items(items.numbers, items.codes, items.item_bias, names))
 
     def finish(self) -> LiveSnapshot:
         """Return what became of it."""
+        before = self._before
         return LiveSnapshot(
             tuple(self._segments),
             self._settled_tail(),
             self.num_items,
-            self.sequence,
-            self._id_kind,
+            self.moment,
+            before.id_kind,
+            before.division,
+            before.shard,
         )
+
+    def _own(self, items: Items) -> Items:
+        """Return those of some items that a snapshot of one shard has a part in."""
+        return items if self._before.shard is None else items.take(self._before.owns(items.numbers))
 
     def _names_of(self, numbers: NDArray[Any]) -> NameArray | None:
         return names_of(self._segments, self._settled_tail(), numbers)
@@ -92,4 +103,4 @@ def refuse_twice(numbers: NDArray[Any]) -> None:
 
 def _without_items(at: PresentSegment, positions: Int64Array) -> PresentSegment:
     words = without(at.present, positions, at.segment.index.num_items)
-    return PresentSegment(at.segment, words, at.num_present - len(positions))
+    return PresentSegment(at.segment, words, at.num_present - len(positions), at.shard)

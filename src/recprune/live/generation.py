@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.live.change_log import HEAD_BYTES, Tip
+from recprune.live.division import WHOLE, Division
 from recprune.live.item_names import IdKind, no_names
 from recprune.live.present_bits import checked_bits
 from recprune.live.segment import Items, Segment, load_segment
-from recprune.live.snapshot import LiveSnapshot, PresentSegment
+from recprune.live.snapshot import LiveSnapshot, Moment, PresentSegment
 from recprune.search.checks import MAX_ITEMS
 from recprune.storage import Saved, json_checksum, load_folder, save_folder, writing_file
 from recprune.types import Json, StorageError
 
 CURRENT = "CURRENT"
 _KIND = "live generation"
-_VERSION = 1
+_VERSION = 2  # of one in shards; others are of version 1, which older programs read
 _MOST_SEGMENTS = 10_000
 _SAVED_NAME = re.compile(r"\d{8}")
 _LOG_NAME = re.compile(r"(\d{8})\.log")
@@ -91,13 +92,17 @@ def write_generation(folder: Path, generation: Generation) -> None:
         "made_from": generation.made_from,
         "segments": [[at.segment.name, at.segment.sha256] for at in snapshot.segments],
     }
+    is_divided = snapshot.division.num_shards > 1
+    if is_divided:
+        settings["cuts"] = list(snapshot.division.cuts)
+        settings["shards"] = [at.shard for at in snapshot.segments]
     arrays: dict[str, NDArray[Any]] = {
         f"present_{place}": at.present
         for place, at in enumerate(snapshot.segments)
         if at.present is not None
     }
     place = generation_folder(folder, generation.number)
-    save_folder(place, Saved(_KIND, _VERSION, settings, arrays))
+    save_folder(place, Saved(_KIND, _VERSION if is_divided else 1, settings, arrays))
 
 
 def name_current(folder: Path, number: int) -> None:
@@ -198,14 +203,21 @@ def current_number(folder: Path) -> int:
 
 
 def load_current(
-    folder: Path, known: Mapping[SegmentKey, Segment], *, verify: bool = True
+    folder: Path,
+    known: Mapping[SegmentKey, Segment],
+    *,
+    shard: int | None = None,
+    verify: bool = True,
 ) -> Generation:
-    """Load the generation that counts; segments that are known already are taken as they are."""
+    """Load the generation that counts; segments that are known already are taken as they are.
+
+    With `shard`, only what belongs to that shard is loaded.
+    """
     loaded = dict(known)
     while True:
         stamp = current_stamp(folder)
         try:
-            return _load_generation(folder, current_number(folder), loaded, verify)
+            return _load_generation(folder, current_number(folder), loaded, shard, verify)
         except StorageError:
             if current_stamp(folder) == stamp:
                 raise
@@ -213,22 +225,32 @@ def load_current(
 
 
 def _load_generation(
-    folder: Path, number: int, loaded: dict[SegmentKey, Segment], verify: bool
+    folder: Path,
+    number: int,
+    loaded: dict[SegmentKey, Segment],
+    shard: int | None,
+    verify: bool,
 ) -> Generation:
     """Load a generation; what is loaded of it is there for the next one, if this one vanishes."""
     place = generation_folder(folder, number)
-    saved = load_folder(place, kind=_KIND, version=_VERSION, verify=verify)
+    saved = load_folder(place, kind=_KIND, version=_VERSION, oldest=1, verify=verify)
     try:
         settings = _checked_settings(saved.settings)
-        segments = []
-        for name, sha256 in settings["segments"]:
+        division, shards = _division_of(settings)
+        if shard is not None and not 0 <= shard < division.num_shards:
+            raise StorageError(f"has no shard {shard}, but {division.num_shards} shards")
+        segments = {}
+        for at, (name, sha256) in enumerate(settings["segments"]):
+            if shard is not None and shards[at] != shard:
+                continue
             if (name, sha256) not in loaded:
                 home = segment_folder(folder, name)
                 loaded[name, sha256] = load_segment(
                     home, name, sha256, settings["id_kind"], verify=verify
                 )
-            segments.append(loaded[name, sha256])
-        snapshot = _snapshot_of(settings, segments, saved.arrays)
+            division.check(loaded[name, sha256].runs, shards[at])
+            segments[at] = loaded[name, sha256]
+        snapshot = _snapshot_of(settings, segments, shards, saved.arrays, division, shard)
     except StorageError as error:
         raise StorageError(f"{place}: {error}") from None
     tip = Tip(settings["log"], HEAD_BYTES, settings["sequence"], settings["chain"])
@@ -264,13 +286,50 @@ def _checked_settings(settings: Json) -> Json:
     return settings
 
 
+def _division_of(settings: Json) -> tuple[Division, list[int]]:
+    """Return how a generation is divided, and the shard of every segment."""
+    count = len(settings["segments"])
+    if "cuts" not in settings:
+        return WHOLE, [0] * count
+    division = Division.checked(settings["cuts"], settings["num_items"])
+    shards = settings.get("shards")
+    if (
+        type(shards) is not list
+        or len(shards) != count
+        or any(type(shard) is not int for shard in shards)
+        or set(shards) != set(range(division.num_shards))
+    ):
+        raise StorageError(f"shards does not name each of {division.num_shards} by its segments")
+    return division, shards
+
+
+def read_division(folder: Path) -> tuple[str, Division]:
+    """Return the identity of a catalogue, and how it is divided; no segment is looked at."""
+    while True:
+        stamp = current_stamp(folder)
+        try:
+            place = generation_folder(folder, current_number(folder))
+            saved = load_folder(place, kind=_KIND, version=_VERSION, oldest=1)
+            settings = _checked_settings(saved.settings)
+            return settings["identity"], _division_of(settings)[0]
+        except StorageError:
+            if current_stamp(folder) == stamp:
+                raise
+
+
 def _snapshot_of(
-    settings: Json, segments: list[Segment], arrays: Mapping[str, NDArray[Any]]
+    settings: Json,
+    segments: dict[int, Segment],
+    shards: list[int],
+    arrays: Mapping[str, NDArray[Any]],
+    division: Division,
+    shard: int | None,
 ) -> LiveSnapshot:
-    """Return what a generation says, if its segments fit each other and it."""
-    first = segments[0].index
+    """Return what a generation says, if its segments, by their places, fit each other and it."""
+    like = next(iter(segments.values()))
+    first = like.index
     found = []
-    for place, segment in enumerate(segments):
+    for place, segment in segments.items():
         index = segment.index
         vectors = (first.sub_item_embeddings(), index.sub_item_embeddings())
         if vectors[0].shape != vectors[1].shape or not np.array_equal(*vectors):
@@ -281,13 +340,15 @@ def _snapshot_of(
         count = index.num_items
         if present is not None:
             count = checked_bits(present, index.num_items, f"present_{place}")
-        found.append(PresentSegment(segment, present, count))
+        found.append(PresentSegment(segment, present, count, shards[place]))
     snapshot = LiveSnapshot(
         tuple(found),
-        empty_tail(segments[0], settings["id_kind"]),
+        empty_tail(like, settings["id_kind"]),
         settings["num_items"],
-        settings["sequence"],
+        Moment(settings["sequence"], settings["chain"]),
         settings["id_kind"],
+        division,
+        shard,
     )
     snapshot.check()
     return snapshot

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,6 +42,7 @@ from recprune.live.changes import (
     decode,
     encode,
 )
+from recprune.live.division import WHOLE, Division
 from recprune.live.draft import Draft, refuse_twice
 from recprune.live.file_lock import LockedError, locked
 from recprune.live.generation import (
@@ -54,14 +56,16 @@ from recprune.live.generation import (
     name_current,
     new_identity,
     next_segment_name,
+    read_division,
     segment_folder,
     sweep,
     write_generation,
 )
 from recprune.live.item_names import IdKind, checked_names, given_kind
-from recprune.live.merging import is_full, is_settled, merge, to_merge
+from recprune.live.merging import divided, is_full, is_settled, merge, to_merge
+from recprune.live.recent_moments import RecentMoments
 from recprune.live.segment import Items, Segment, build_segment, save_segment
-from recprune.live.snapshot import LiveSnapshot, PresentSegment, refuse_missing
+from recprune.live.snapshot import LiveSnapshot, Moment, PresentSegment, refuse_missing
 from recprune.search.checks import (
     MAX_ITEMS,
     checked_bias,
@@ -87,6 +91,8 @@ _WRITERS = "LOCK"
 _COMPACTORS = "COMPACTING"
 _FOLLOWING_SECONDS = 0.03  # between looks at the log: others' changes are seen in a tenth of one
 _FAULTY_SECONDS = 1.0  # the same while a look fails, which may read all of a generation
+_SHARD_SECONDS = 1.0  # the same for one shard, which follows those who ask it
+_MOMENT_SECONDS = 0.005  # between looks for a moment that is waited for
 _WAITING_SECONDS = 30.0  # for another writer
 _COMPACTOR_SECONDS = 24 * 3600.0  # for another process that compacts
 _RESTING_SECONDS = 10.0  # before maintenance that has failed is tried again
@@ -101,6 +107,10 @@ class KnownItemError(InputError):
         super().__init__(f"item_ids[{place}] is {external_id!r}, which is there already")
         self.place = place  # among those that were to be added
         self.external_id = external_id
+
+
+class MomentLostError(StorageError):
+    """A moment that a catalogue was seen at, or never was, and cannot be seen at any more."""
 
 
 class LiveIndex:
@@ -119,6 +129,8 @@ class LiveIndex:
         self._verify = verify  # segments that others make are compared with their checksums
         self.identity = generation.identity  # tells this catalogue from all others
         self.made_from = generation.made_from  # what `create` was told
+        self._shard = generation.snapshot.shard  # that alone is here; None: all
+        self._moments = RecentMoments()  # of a shard
         self._generation = generation
         self._snapshot = generation.snapshot
         self._tip = generation.tip
@@ -135,6 +147,8 @@ class LiveIndex:
         self._busy = threading.Lock()  # held while something waits for the worker, or runs there
         self._stop = threading.Event()
         weakref.finalize(self, self._stop.set)
+        if self._shard is not None:
+            self._moments.note(self._snapshot, self._tip)
         with self._lock:
             self._read_on()
 
@@ -182,16 +196,19 @@ class LiveIndex:
         return cls(target, generation)._followed()
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = True) -> LiveIndex:
+    def open(
+        cls, folder: str | Path, *, shard: int | None = None, verify: bool = True
+    ) -> LiveIndex:
         """Open a catalogue, to ask it and to change it.
 
-        `verify` compares every byte of its segments with their checksums; changes always are.
+        `verify` compares every byte of its segments with their checksums; changes always are. With
+        `shard`, only the items of that shard are opened, to be asked and not to be changed.
         """
         path = Path(os.path.realpath(folder))
         known: dict[SegmentKey, Segment] = {}
         while True:
             stamp = current_stamp(path)
-            generation = load_current(path, known, verify=verify)
+            generation = load_current(path, known, shard=shard, verify=verify)
             known = generation.segments()
             try:
                 return cls(path, generation, verify=verify)._followed()
@@ -323,6 +340,21 @@ class LiveIndex:
         self._commit(make)
         return found[-1]
 
+    @contextmanager
+    def held(self) -> Iterator[LiveSnapshot]:
+        """Give the catalogue as it is, while no process changes it or merges its segments.
+
+        Who would, waits: what takes long is to be done before.
+        """
+        with (
+            locked(self.folder / _COMPACTORS, _COMPACTOR_SECONDS, self._stop),
+            self._lock,
+            locked(self.folder / _WRITERS, _WAITING_SECONDS),
+        ):
+            self._refuse_unusable()
+            self._catch_up()
+            yield self._snapshot
+
     def _commit(self, make: Callable[[LiveSnapshot], Change]) -> Change:
         """Check a change against the catalogue as it is, write it down, and then make it."""
         with self._lock, locked(self.folder / _WRITERS, _WAITING_SECONDS):
@@ -344,7 +376,7 @@ class LiveIndex:
                 raise
             draft = Draft(self._snapshot)
             change.apply(draft)
-            draft.sequence = tip.sequence
+            draft.moment = Moment(tip.sequence, tip.chain)
             self._snapshot, self._tip = draft.finish(), tip
             self._has_written = True
             if self._is_due():
@@ -352,6 +384,8 @@ class LiveIndex:
         return change
 
     def _refuse_unusable(self) -> None:
+        if self._shard is not None:
+            raise InputError(f"{self.folder}: one shard is not changed: open the whole")
         if self._closed:
             raise InputError(f"{self.folder}: the live index is closed")
         if self._broken is not None:
@@ -375,25 +409,86 @@ class LiveIndex:
         """
         return self._unseen or self._undone
 
-    def _catch_up(self) -> None:
-        """Read the logs to their end, from a newer generation if ours is too old for that."""
+    def at(self, moment: Moment, seconds: float = 0.0) -> LiveSnapshot:
+        """Return the catalogue as it was at a recent moment; for one shard, opened by itself.
+
+        One that comes is waited for. Raises `MomentLostError` where it has passed too long ago, or
+        is one of changes that were never acknowledged and are gone.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise InputError(f"{self.folder}: the live index is closed")
+                if self._snapshot.sequence < moment.sequence:
+                    self._catch_up(moment.sequence)
+                latest = self._snapshot
+                if latest.moment == moment:
+                    return latest
+                if latest.sequence >= moment.sequence:
+                    return self._past(moment)
+            if time.monotonic() >= deadline:
+                raise StorageError(
+                    f"{self.folder}: asked for change {moment.sequence}, and has read "
+                    f"{latest.sequence}"
+                )
+            self._stop.wait(_MOMENT_SECONDS)
+
+    def _past(self, moment: Moment) -> LiveSnapshot:
+        for before, tip in self._moments.until(moment.sequence):
+            if before.moment == moment:
+                return before
+            # The log after it may be gone, or hold other changes than those that were read.
+            with suppress(StorageError):
+                snapshot, tip = self._replayed(before, tip, moment.sequence)
+                if snapshot.moment == moment:
+                    self._moments.note(snapshot, tip)
+                    return snapshot
+        raise MomentLostError(
+            f"{self.folder}: change {moment.sequence} is past, {self._snapshot.sequence} was read"
+        )
+
+    def _catch_up(self, last: int | None = None) -> None:
+        """Read the logs to their end, from a newer generation if ours is too old for that.
+
+        With `last`, a change, nothing after that is read.
+        """
         try:
-            self._read_on()
+            self._read_on(last)
         except StorageError:
             # A record that we have read was cut off again, or our log is gone: then what is there
             # now is whole. Else this says again what is wrong.
-            self._adopt(load_current(self.folder, self._generation.segments(), verify=self._verify))
+            self._adopt(self._newest())
 
-    def _read_on(self) -> None:
+    def _newest(self) -> Generation:
+        """Load the generation that counts."""
+        return load_current(
+            self.folder, self._generation.segments(), shard=self._shard, verify=self._verify
+        )
+
+    def _read_on(self, last: int | None = None) -> None:
         stamp = log_stamp(self.folder, self._tip.log)
-        if stamp == self._log_stamp and log_stamp(self.folder, self._tip.log + 1) is None:
+        # Where one change is waited for, a stamp that a file system keeps for a while says nothing.
+        if (
+            last is None
+            and stamp == self._log_stamp
+            and log_stamp(self.folder, self._tip.log + 1) is None
+        ):
             return
-        self._snapshot, self._tip = self._replayed(self._snapshot, self._tip)
+        self._become(*self._replayed(self._snapshot, self._tip, last))
         # Of before it was read: what was written since changes it.
-        self._log_stamp = stamp
+        self._log_stamp = stamp if last is None else (0, 0)
 
-    def _replayed(self, snapshot: LiveSnapshot, tip: Tip) -> tuple[LiveSnapshot, Tip]:
-        """Return a snapshot with all changes since a tip."""
+    def _become(self, snapshot: LiveSnapshot, tip: Tip) -> None:
+        """Be another moment from now on."""
+        if self._shard is not None and snapshot is not self._snapshot:
+            self._moments.note(snapshot, tip)
+        self._snapshot, self._tip = snapshot, tip
+
+    def _replayed(
+        self, snapshot: LiveSnapshot, tip: Tip, last: int | None = None
+    ) -> tuple[LiveSnapshot, Tip]:
+        """Return a snapshot with all changes since a tip, up to `last`."""
         draft, shape = Draft(snapshot), ChangeShape.of(snapshot)
 
         def use(record: LoggedChange) -> None:
@@ -401,17 +496,29 @@ class LiveIndex:
                 decode(record.kind, record.content, shape, draft.num_items).apply(draft)
             except RecpruneError as error:
                 raise StorageError(f"{record.where}: an impossible change: {error}") from None
-            draft.sequence = record.tip.sequence
+            draft.moment = Moment(record.tip.sequence, record.tip.chain)
 
-        tip = read_logs(self.folder, self.identity, tip, use)
-        return (draft.finish() if draft.sequence != snapshot.sequence else snapshot), tip
+        tip = read_logs(self.folder, self.identity, tip, use, last)
+        return (draft.finish() if draft.moment != snapshot.moment else snapshot), tip
 
     def _adopt(self, generation: Generation) -> None:
         """Go on from another generation, with all changes since."""
         if generation.identity != self.identity:
             raise StorageError(f"{self.folder}: another catalogue has taken its place")
+        if self._shard is not None:
+            if generation.snapshot.division != self._division:
+                raise self._divided_anew()  # whose shards have other items than those of this one
+            self._moments.note(generation.snapshot, generation.tip)
         snapshot, tip = self._replayed(generation.snapshot, generation.tip)
-        self._generation, self._snapshot, self._tip = generation, snapshot, tip
+        self._generation = generation
+        self._become(snapshot, tip)
+
+    @property
+    def _division(self) -> Division:
+        return self._snapshot.division
+
+    def _divided_anew(self) -> StorageError:
+        return StorageError(f"{self.folder}: was divided anew; open its shards anew")
 
     def _look(self) -> None:
         """Do what is due after some time: see what others have done."""
@@ -420,6 +527,7 @@ class LiveIndex:
                 if self._closed:
                     return
                 self._catch_up()
+                self._moments.sweep()
             if current_stamp(self.folder) != self._current_stamp:
                 self._start(self._take_newest)
             if self._has_written and self._is_due():  # it has failed before, or another was at it
@@ -432,7 +540,10 @@ class LiveIndex:
         """Load the generation that counts, while changes are still followed by the old one."""
         stamp = current_stamp(self.folder)
         if current_number(self.folder) != self._generation.number:
-            generation = load_current(self.folder, self._generation.segments(), verify=self._verify)
+            if self._shard is not None and read_division(self.folder)[1] != self._division:
+                self._current_stamp = stamp  # changes are followed as long as the log is there
+                raise self._divided_anew()
+            generation = self._newest()
             with self._lock:
                 if generation.number > self._generation.number:
                     self._adopt(generation)
@@ -440,16 +551,20 @@ class LiveIndex:
 
     # Compacting ----------------------------------------------------------------------------------
 
-    def compact(self, *, threads: int = 1) -> Future[None]:
+    def compact(self, *, shards: int | None = None, threads: int = 1) -> Future[None]:
         """Merge everything into one segment, without what has left, in the background.
 
         Numbers stay the same, and searches and changes go on meanwhile. The result of what is
-        returned is there when that is done, or says why it was not.
+        returned is there when that is done, or says why it was not. With `shards`, the catalogue is
+        divided into so many, as evenly as numbers are, for `ShardedIndex`, and stays so: every
+        shard has segments of its own.
         """
         checked_threads(threads)
         with self._lock:
             self._refuse_unusable()
-            return self._pool().submit(self._rewrite, threads, everything=True)
+            # Refused at once, where there is no such number of shards.
+            count = None if shards is None else Division.even(0, shards).num_shards
+            return self._pool().submit(self._rewrite, threads, everything=True, shards=count)
 
     def maintain(self) -> None:
         """Do now what is else done in the background: make a segment of a tail that is full.
@@ -470,7 +585,7 @@ class LiveIndex:
         is_large = is_full(self._snapshot) or self._tip.offset >= _LONG_LOG
         return is_large and time.monotonic() >= self._rested
 
-    def _rewrite(self, threads: int, *, everything: bool) -> None:
+    def _rewrite(self, threads: int, *, everything: bool, shards: int | None = None) -> None:
         """Begin a new log, and a generation with fewer segments for what was before it."""
         seconds = _COMPACTOR_SECONDS if everything else 0.0
         with locked(self.folder / _COMPACTORS, seconds, self._stop):
@@ -478,16 +593,22 @@ class LiveIndex:
                 self._catch_up()
                 # Only segments that the newest generation names are sure to stay.
                 if current_number(self.folder) != self._generation.number:
-                    self._adopt(
-                        load_current(self.folder, self._generation.segments(), verify=self._verify)
-                    )
-                if everything and is_settled(self._snapshot):
+                    self._adopt(self._newest())
+                division = self._division
+                if shards is not None and shards != division.num_shards:
+                    division = Division.even(self._snapshot.num_items, shards)
+                elif everything and is_settled(self._snapshot):
                     return
                 end_log(self.folder, self._tip)
                 self._tip = begin_log(self.folder, self.identity, self._tip)
                 before, snapshot, tip = self._generation, self._snapshot, self._tip
             try:
-                generation = self._merged(before, snapshot, tip, threads, everything=everything)
+                segments = (
+                    self._merged(snapshot, threads, everything=everything)
+                    if division == snapshot.division
+                    else self._divided(snapshot, division, threads)
+                )
+                generation = self._generation_after(before, snapshot, tip, segments, division)
                 name_current(self.folder, generation.number)
             except BaseException:
                 # What was saved for it is named by none; the next attempt saves it again.
@@ -500,25 +621,49 @@ class LiveIndex:
             sweep(self.folder, [before, generation])
 
     def _merged(
+        self, snapshot: LiveSnapshot, threads: int, *, everything: bool
+    ) -> list[PresentSegment]:
+        """Return fewer segments, in which the tail is too; all are saved."""
+        segments: list[PresentSegment] = []
+        for shard in range(snapshot.division.num_shards):
+            part = snapshot.of_shard(shard)
+            if is_settled(part):
+                segments += part.segments
+                continue
+            chosen = to_merge(part, everything=everything)
+            segments += [at for at in part.segments if at not in chosen]
+            if chosen or len(part.tail):
+                segments.append(self._saved(merge(part, chosen, threads), shard))
+        return segments
+
+    def _divided(
+        self, snapshot: LiveSnapshot, division: Division, threads: int
+    ) -> list[PresentSegment]:
+        """Return one segment for each shard of another division; all are saved."""
+        parts = divided(snapshot, division, threads)
+        return [self._saved(segment, shard) for shard, segment in enumerate(parts)]
+
+    def _saved(self, segment: Segment, shard: int) -> PresentSegment:
+        name = next_segment_name(self.folder)
+        segment = save_segment(segment_folder(self.folder, name), name, segment)
+        return PresentSegment(segment, None, segment.index.num_items, shard)
+
+    def _generation_after(
         self,
         before: Generation,
         snapshot: LiveSnapshot,
         tip: Tip,
-        threads: int,
-        *,
-        everything: bool,
+        segments: list[PresentSegment],
+        division: Division,
     ) -> Generation:
-        """Return the generation after one, with fewer segments; both are saved."""
-        chosen = to_merge(snapshot, everything=everything)
-        segments = [at for at in snapshot.segments if at not in chosen]
-        if chosen or len(snapshot.tail):
-            merged = merge(snapshot, chosen, threads)
-            name = next_segment_name(self.folder)
-            merged = save_segment(segment_folder(self.folder, name), name, merged)
-            segments.append(PresentSegment(merged, None, merged.index.num_items))
-        tail = empty_tail(segments[0].segment, snapshot.id_kind)
+        """Save the generation after one, which has other segments."""
         base = LiveSnapshot(
-            tuple(segments), tail, snapshot.num_items, snapshot.sequence, snapshot.id_kind
+            tuple(segments),
+            empty_tail(segments[0].segment, snapshot.id_kind),
+            snapshot.num_items,
+            snapshot.moment,
+            snapshot.id_kind,
+            division,
         )
         generation = Generation(before.number + 1, self.identity, self.made_from, base, tip)
         write_generation(self.folder, generation)
@@ -655,7 +800,8 @@ def _begin(folder: Path, segment: Segment, id_kind: IdKind, made_from: str | Non
     segment = save_segment(segment_folder(folder, 0), 0, segment)
     num_items = segment.index.num_items
     present = PresentSegment(segment, None, num_items)
-    snapshot = LiveSnapshot((present,), empty_tail(segment, id_kind), num_items, 0, id_kind)
+    tail = empty_tail(segment, id_kind)
+    snapshot = LiveSnapshot((present,), tail, num_items, Moment(0, 0), id_kind, WHOLE)
     identity = new_identity()
     tip = begin_log(folder, identity, Tip(-1, 0, 0, 0))
     generation = Generation(0, identity, made_from, snapshot, tip)
@@ -672,7 +818,9 @@ def _follow(live: weakref.ref[LiveIndex], stop: threading.Event) -> None:
         if index is None:
             return
         index._look()
-        seconds = _FAULTY_SECONDS if index._unseen else _FOLLOWING_SECONDS
+        seconds = _FOLLOWING_SECONDS if index._shard is None else _SHARD_SECONDS
+        if index._unseen:
+            seconds = _FAULTY_SECONDS
         del index
 
 

@@ -7,6 +7,7 @@ generation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from recprune.live.item_names import IdKind, ItemNames, NameArray
 from recprune.live.number_runs import NumberRuns
 from recprune.search.index import Index
-from recprune.search.index_arrays import Layout
+from recprune.search.index_arrays import Layout, bias_extremes
 from recprune.storage import Saved, load_folder, read_manifest, save_folder
 from recprune.types import Float32Array, StorageError
 
@@ -73,6 +74,11 @@ class Segment:
     index: Index
     runs: NumberRuns
     names: ItemNames | None  # external ids
+
+    @cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The highest bias of its items, and the largest in magnitude."""
+        return bias_extremes(self.index.item_bias)
 
     def items(self, keep: NDArray[np.bool_]) -> Items:
         """Return the items whose positions are kept."""

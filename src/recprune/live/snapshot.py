@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune import _native
 from recprune.data.identifiers import ExternalId
+from recprune.live.division import WHOLE, Division
 from recprune.live.item_names import IdKind, NameArray
 from recprune.live.number_runs import NumberRuns
 from recprune.live.present_bits import are_present, present_mask
@@ -29,6 +30,13 @@ from recprune.search.top_k import TopK
 from recprune.types import CodeArray, Float32Array, InputError, Int64Array, Json, StorageError
 
 
+class Moment(NamedTuple):
+    """Which changes a catalogue has seen: all up to one, and that in only one possible way."""
+
+    sequence: int  # of the last change
+    chain: int  # the checksum of its record, which that of all before goes into
+
+
 @dataclass(frozen=True, eq=False)
 class PresentSegment:
     """A segment, and which of its items are there."""
@@ -36,6 +44,7 @@ class PresentSegment:
     segment: Segment
     present: NDArray[np.uint64] | None  # a bit for every position; None: all are there
     num_present: int
+    shard: int = 0  # which all of its items belong to
 
     def find(self, numbers: NDArray[Any]) -> Int64Array:
         """Return the positions of numbers, −1 where they are elsewhere or gone."""
@@ -60,8 +69,10 @@ class LiveSnapshot:
     segments: tuple[PresentSegment, ...]  # one at least
     tail: Items  # the newest, in no segment yet; all are there
     num_items: int  # numbers that were ever used: an `allow` mask has this length
-    sequence: int  # of the last change
+    moment: Moment
     id_kind: IdKind
+    division: Division = WHOLE
+    shard: int | None = None  # whose items are the only ones here; None: all are
     num_present: int = field(init=False)
     num_splits: int = field(init=False)
     num_sub_items: int = field(init=False)
@@ -176,6 +187,32 @@ class LiveSnapshot:
     # Looking at it -------------------------------------------------------------------------------
 
     @property
+    def sequence(self) -> int:
+        """How many changes there were."""
+        return self.moment.sequence
+
+    def owns(self, numbers: NDArray[Any]) -> NDArray[np.bool_]:
+        """Say which numbers are of items that are here if they are there."""
+        if self.shard is None:
+            return np.ones(len(numbers), np.bool_)
+        owned: NDArray[np.bool_] = self.division.shards_of(numbers) == self.shard
+        return owned
+
+    def of_shard(self, shard: int) -> LiveSnapshot:
+        """Return the items that belong to one shard."""
+        if self.division.num_shards == 1:
+            return self
+        return LiveSnapshot(
+            tuple(at for at in self.segments if at.shard == shard),
+            self.tail.take(self.division.shards_of(self.tail.numbers) == shard),
+            self.num_items,
+            self.moment,
+            self.id_kind,
+            self.division,
+            shard,
+        )
+
+    @property
     def has_bias(self) -> bool:
         """Whether items have a bias: all of them, or none."""
         return self.tail.item_bias is not None
@@ -286,6 +323,7 @@ class LiveSnapshot:
             "width": self.width,
             "layout": indexes[0]["layout"],
             "external_ids": self.id_kind,
+            "shards": self.division.num_shards,
             "segments": ", ".join(str(index["items"]) for index in indexes),
             "tail": len(self.tail),
             "bytes": size,

@@ -5,21 +5,32 @@ Nothing here knows where the shards are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.live.snapshot import LiveSnapshot
 from recprune.search.index import Index
 from recprune.search.question import Question, boosts_of
 from recprune.search.top_k import RECORD, TopK
-from recprune.shards.folder import Shard
 from recprune.shards.wire import method_from_json, method_to_json, pack, unpack
 from recprune.types import Float32Array, Int64Array
 
 _NO_ITEM = np.uint32(0xFFFFFFFF)  # the id −1 of a shard
 _MAX_QUERIES = 1024  # of one call: so that a healthy shard answers well within its timeout
+
+
+class ItemRange(Protocol):
+    """What a shard is asked about: its items, or all numbers of a catalogue that changes."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
 
 # What a shard answers: ids counted from its first item, scores, and the native records.
 Answer: TypeAlias = tuple[NDArray[np.uint32], Float32Array, Int64Array]
@@ -45,7 +56,9 @@ def is_the_same_for_all(question: Question) -> bool:
     return question.exclude is None and question.allow is None and question.boosts is None
 
 
-def message_for(question: Question, rows: slice, shard: Shard, found: Float32Array | None) -> bytes:
+def message_for(
+    question: Question, rows: slice, shard: ItemRange, found: Float32Array | None
+) -> bytes:
     """Return what a shard is told about some of the queries, in its own item ids.
 
     `found` are scores that need not be looked for below, one for each of these queries.
@@ -73,7 +86,7 @@ def cut(
     offsets: Int64Array,
     items: NDArray[Any],
     rows: slice,
-    shard: Shard,
+    shard: ItemRange,
     values: Float32Array | None = None,
 ) -> tuple[Int64Array | None, NDArray[np.uint32] | None, Float32Array | None]:
     """Return which excluded or boosted items concern some queries and a shard, in its own ids.
@@ -90,7 +103,7 @@ def cut(
     return counts[bounds - bounds[0]], (items[inside] - shard.first).astype(np.uint32), kept
 
 
-def answer(index: Index, message: bytes) -> bytes:
+def answer(index: Index | LiveSnapshot, message: bytes) -> bytes:
     """Answer a message as the shard that has this index."""
     (are_scores, k, method, threads), arrays = unpack(message)
     queries, offsets, items, allow, floor, boost_offsets, boosted, values = arrays
@@ -164,9 +177,9 @@ def kth_scores(answers: list[Answer], k: int) -> Float32Array | None:
 
 
 def merge(
-    answers: list[tuple[Shard, Answer]], num_queries: int, k: int
+    answers: Iterable[tuple[ItemRange, Answer]], num_queries: int, k: int
 ) -> tuple[Int64Array, Float32Array]:
-    """Return the best k of all answers, given in the order of the shards."""
+    """Return the best k of all answers."""
     ids = np.full((num_queries, k), -1, np.int64)
     scores = np.full((num_queries, k), -np.inf, np.float32)
     parts = [
@@ -177,16 +190,14 @@ def merge(
         return ids, scores
     all_ids = np.concatenate(parts, axis=1)
     all_scores = np.concatenate([found for _, (_, found, _) in answers], axis=1)
-    # Shards have ascending ids and sort their own answers: a stable sort by score alone keeps the
-    # lower id first among equals. Padding has −∞ and ends up last.
-    order = np.argsort(-all_scores, axis=1, kind="stable")[:, :k]
+    order = np.lexsort((all_ids, -all_scores))[:, :k]  # padding has −∞ and ends up last
     ids[:, : order.shape[1]] = np.take_along_axis(all_ids, order, axis=1)
     scores[:, : order.shape[1]] = np.take_along_axis(all_scores, order, axis=1)
     return ids, scores
 
 
 def merge_records(
-    answers: list[Answer], scores: Float32Array, num_items: int, floors: Float32Array | None = None
+    answers: list[Answer], scores: Float32Array, floors: Float32Array | None = None
 ) -> NDArray[Any]:
     """Return one record a query for what all shards did; `scores` are those of the merged top k."""
     # Stacked as numbers: numpy takes its time to find out that two kinds of record are the same.
@@ -199,9 +210,10 @@ def merge_records(
         merged[name] = records[name].sum(axis=0)
     # Shards compute S side by side.
     merged["sub_item_score_nanoseconds"] = records["sub_item_score_nanoseconds"].max(axis=0)
+    merged["together"] = records["together"].max(axis=0)
     k = scores.shape[1]
-    # Where more are wanted than there are items, none of them is the k-th.
-    threshold = scores[:, -1] if 0 < k <= num_items else np.full(len(scores), -np.inf, np.float32)
+    # Where more are wanted than there are, none of them is the k-th.
+    threshold = scores[:, -1] if k else np.full(len(scores), -np.inf, np.float32)
     if floors is not None:
         threshold = np.maximum(threshold, floors)
     merged["threshold"] = threshold
@@ -220,7 +232,7 @@ def best_possible_scores(sub_item_scores: Float32Array, highest_bias: float) -> 
     return total + np.float32(highest_bias)
 
 
-def highest_boosts(question: Question, rows: slice, shards: list[Shard]) -> Float32Array:
+def highest_boosts(question: Question, rows: slice, shards: Sequence[ItemRange]) -> Float32Array:
     """Return the highest boost of an item of these shards for some queries; 0 for all others."""
     highest = np.zeros(rows.stop - rows.start, np.float32)
     for place, number in enumerate(range(rows.start, rows.stop)):

@@ -12,10 +12,11 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from recprune.live.snapshot import Moment
 from recprune.search.question import Question
 from recprune.search.top_k import RECORD_WORDS
 from recprune.shards.answers import (
@@ -26,7 +27,8 @@ from recprune.shards.answers import (
     read_answer,
 )
 from recprune.shards.deployment import Refusal, Version
-from recprune.shards.folder import Shard, ShardBusyError, ShardLostError
+from recprune.shards.folder import PastMomentError, ShardBusyError, ShardLostError
+from recprune.shards.live_shards import AnyShard
 from recprune.types import Json, RecpruneError
 
 T = TypeVar("T")
@@ -100,7 +102,7 @@ class ShardCalls:
     """One shard, as those see it who ask it. Belongs to one event loop."""
 
     def __init__(
-        self, shard: Shard, handle: Any, version: Version, replicas: int, timeout: float
+        self, shard: AnyShard, handle: Any, version: Version, replicas: int, timeout: float
     ) -> None:
         """Use `connect`."""
         self.shard = shard
@@ -139,7 +141,8 @@ class ShardCalls:
             asked.refusals[answered.by] = answered.reason
             self.is_superseded |= answered.is_superseded
             if len(asked.refusals) >= self._replicas:
-                raise self._lost(f"cannot answer: {asked.reasons()}")
+                lost = self._lost(f"cannot answer: {asked.reasons()}")
+                raise PastMomentError(str(lost)) if answered.is_past else lost
             return False
         self._last_answer, self.problem, self.is_superseded = time.monotonic(), "", False
         return True
@@ -237,7 +240,7 @@ def _quick(handle: Any, method: str) -> Any:
 
 
 async def connect(
-    shards: list[Shard], handles: list[Any], version: Version, replicas: int, timeout: float
+    shards: Sequence[AnyShard], handles: list[Any], version: Version, replicas: int, timeout: float
 ) -> list[ShardCalls]:
     """Return shards that can be asked from the event loop which this runs in."""
     for handle in handles:
@@ -334,13 +337,20 @@ class QueryGroup:
     """Some queries of a batch, on their way from shard to shard."""
 
     def __init__(
-        self, question: Question, rows: slice, steps: list[list[int]], asked: list[ShardCalls]
+        self,
+        question: Question,
+        moment: Moment | None,
+        rows: slice,
+        steps: list[list[int]],
+        asked: list[ShardCalls],
     ) -> None:
+        """Without a moment, the shards are such as do not change."""
         self.rows = rows
-        self.answers: dict[Shard, Answer] = {}
-        self.missing: dict[Shard, ShardLostError] = {}
+        self.answers: dict[AnyShard, Answer] = {}
+        self.missing: dict[AnyShard, ShardLostError] = {}
         self.network_bytes = 0
         self._question, self._steps, self._asked = question, steps, asked
+        self._moment = None if moment is None else tuple(moment)
 
     async def ask(self) -> Refusal | None:
         """Ask all shards, one round after the other; return why the question is wrong, if it is."""
@@ -352,7 +362,8 @@ class QueryGroup:
                 calls = self._asked[place]
                 message, is_large = messages.for_shard(calls.shard)
                 self.network_bytes += messages.size
-                asked.append((calls, calls.begin("search", message, is_large=is_large)))
+                begun = calls.begin("search", message, self._moment, is_large=is_large)
+                asked.append((calls, begun))
             refused = await self._round(asked)
             if refused is not None:
                 return refused
@@ -407,7 +418,7 @@ class _Messages:
         self._message: Any = None
         self._is_large = False
 
-    def for_shard(self, shard: Shard) -> tuple[Any, bool]:
+    def for_shard(self, shard: AnyShard) -> tuple[Any, bool]:
         """Return the message, or a reference to it, and whether it, or its answer, is large."""
         import ray
 

@@ -18,13 +18,18 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from recprune.cluster import driver_id
+from recprune.live.generation import is_live, read_division
+from recprune.live.live_index import LiveIndex, MomentLostError
+from recprune.live.snapshot import LiveSnapshot, Moment
 from recprune.search.index import Index
 from recprune.search.question import ScoreOverflowError
 from recprune.shards.answers import answer
 from recprune.shards.folder import ShardedFolder, load_shard, read_folder, shard_folder
+from recprune.shards.live_shards import live_checksum
 from recprune.shards.wire import unpack
 from recprune.types import InputError, Json, RecpruneError, StorageError
 
@@ -37,6 +42,7 @@ MOST_REPLICAS = 100
 _VERSIONS = 4
 _ONGOING = 16  # questions that a replica takes; it answers them one after the other
 _QUEUED = 1024  # questions of a caller that may wait for a replica; further ones are refused
+_COMING_S = 5.0  # that a change may take to be read here which has been read where one asks
 _HEALTH_S = 1.0  # between checks of a replica's health
 _OWNER_CHECKS = 5  # of which one looks for the owner
 _SILENT_S = 10.0  # that one may take to answer a check
@@ -50,13 +56,16 @@ QUICK = {
 }
 
 
-# Which sharded index is meant: a folder, and the checksum of its manifest. It goes along with every
+# Which shards are meant: a folder, and the checksum of its manifest, or of what a live index is and
+# how it is divided. It goes along with every
 # question, so that it is a plain tuple.
 Version: TypeAlias = tuple[str, str]
 
 
-def version_of(folder: ShardedFolder) -> Version:
-    return str(folder.path), folder.manifest_sha256
+def version_of(whole: ShardedFolder | LiveIndex) -> Version:
+    if isinstance(whole, LiveIndex):
+        return str(whole.folder), live_checksum(whole.identity, whole.snapshot().division)
+    return str(whole.path), whole.manifest_sha256
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Refusal:
     by: str  # the replica
     is_input_error: bool
     is_superseded: bool = False  # as the folder has another version by now
+    is_past: bool = False  # what was asked for is a moment that is not known any more
     is_overflow: bool = False  # of the scores of a query, which the shard numbers in its own way
 
 
@@ -84,14 +94,16 @@ class ShardServer:
         self._number, self._verify, self._owner = number, verify, owner
         self._checks = 0  # of its health, so far
         self._versions: dict[
-            Version, asyncio.Task[Index]
+            Version, asyncio.Task[Index | LiveIndex]
         ] = {}  # loaded, or loading; the latest last
         self._threads = ThreadPoolExecutor(1)
         self._node = ray.get_runtime_context().get_node_id()
         self._name = f"{self._node} {os.getpid()}"
 
-    async def search(self, version: Version, message: bytes) -> bytes | Refusal:
-        return await self._try(version, lambda index: answer(index, message), message)
+    async def search(
+        self, version: Version, message: bytes, moment: tuple[int, int] | None
+    ) -> bytes | Refusal:
+        return await self._try(version, lambda index: answer(index, message), message, moment)
 
     async def score(self, version: Version, message: bytes) -> bytes | Refusal:
         """Return the scores of given items, counted from the first one of this shard."""
@@ -121,10 +133,16 @@ class ShardServer:
                 pass  # its node may be lost, and Ray starts it anew
 
     async def _try(
-        self, version: Version, work: Callable[[Index], _Answered], message: bytes = b""
+        self,
+        version: Version,
+        work: Callable[[Any], _Answered],  # of an index, a snapshot, or a live index
+        message: bytes = b"",
+        moment: tuple[int, int] | None = None,
     ) -> _Answered | Refusal:
         try:
-            index = await self._index(version)
+            index: Index | LiveIndex | LiveSnapshot = await self._index(version)
+            if moment is not None and isinstance(index, LiveIndex):
+                index = await _at(index, Moment(*moment))
             if len(message) < 1 << 16:
                 return work(index)
             # A batch, which takes its time: beside the loop, which Serve's questions come through.
@@ -137,9 +155,10 @@ class ShardServer:
                 is_input_error=isinstance(error, InputError),
                 is_overflow=isinstance(error, ScoreOverflowError),
                 is_superseded=isinstance(error, _SupersededError),
+                is_past=isinstance(error, MomentLostError),
             )
 
-    async def _index(self, version: Version) -> Index:
+    async def _index(self, version: Version) -> Index | LiveIndex:
         """Return a version; loaded on the first question for it, so that a folder can be mended."""
         loading = self._versions.pop(version, None)
         if loading is None:
@@ -151,18 +170,33 @@ class ShardServer:
         # Who asks may not wait so long; what is loaded is there for the next one.
         return loading.result() if loading.done() else await asyncio.shield(loading)
 
-    def _loaded(self, version: Version, loading: asyncio.Task[Index]) -> None:
+    def _loaded(self, version: Version, loading: asyncio.Task[Index | LiveIndex]) -> None:
         """Keep nothing of what could not be loaded: the next question tries again."""
         if loading.cancelled() or loading.exception() is not None:
             self._versions.pop(version, None)
 
-    def _opened(self, version: Version) -> Index:
+    def _opened(self, version: Version) -> Index | LiveIndex:
         folder, checksum = version
+        if is_live(folder):
+            if live_checksum(*read_division(Path(folder))) == checksum:
+                live = LiveIndex.open(folder, shard=self._number, verify=self._verify)
+                if live_checksum(live.identity, live.snapshot().division) == checksum:
+                    return live
+                live.close()  # it was divided anew in between
+            raise _SupersededError(f"{folder}: holds other shards by now")
         saved = read_folder(folder)
         if saved.manifest_sha256 != checksum:
             raise _SupersededError(f"{folder}: holds another sharded index by now")
         place = shard_folder(saved.path, self._number)
         return load_shard(place, saved.shards[self._number], verify=self._verify)
+
+
+async def _at(live: LiveIndex, moment: Moment) -> LiveSnapshot:
+    """Return the shard as it is, or was, at a moment; one that comes is waited for."""
+    snapshot = live.snapshot()
+    if snapshot.moment == moment:
+        return snapshot
+    return await asyncio.to_thread(live.at, moment, _COMING_S)
 
 
 class Owner:
@@ -216,8 +250,8 @@ class Deployed(NamedTuple):
     owner: Any  # as long as this is referred to, they live
 
 
-def deploy(folder: ShardedFolder, replicas: int, verify: bool, num_cpus: int) -> Deployed:
-    """Have every shard that has items served, as an application of its own.
+def deploy(numbers: list[int], replicas: int, verify: bool, num_cpus: int) -> Deployed:
+    """Have the shards with these numbers served, each as an application of its own.
 
     They are not waited for: where there is room for some only, these answer.
     """
@@ -225,7 +259,6 @@ def deploy(folder: ShardedFolder, replicas: int, verify: bool, num_cpus: int) ->
 
     owner = start_owner()
     name = f"recprune-{uuid.uuid4().hex[:12]}"
-    numbers = [shard.number for shard in folder.shards if shard.num_items]
     names = [f"{name}-{number}" for number in numbers]
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # importing it has set another one
     serve.start(proxy_location="Disabled")  # unless Serve is there already: then as it is

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
@@ -22,8 +23,8 @@ from typing import get_args
 import numpy as np
 
 from recprune.preparation.codebook import Codebook
-from recprune.recommender import KIND as RECOMMENDER_KIND
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
+from recprune.recommender.saving import KIND as RECOMMENDER_KIND
 from recprune.search.checks import (
     MAX_ITEMS,
     checked_bias,
@@ -34,7 +35,7 @@ from recprune.search.checks import (
 from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import VERSION as INDEX_VERSION
 from recprune.search.index import Index
-from recprune.search.index_arrays import Layout
+from recprune.search.index_arrays import Layout, bias_extremes
 from recprune.storage import (
     MANIFEST,
     Saved,
@@ -74,6 +75,10 @@ class ShardLostError(RecpruneError):
     """A shard of which no replica answers; the message names it, its items and the reason."""
 
 
+class PastMomentError(ShardLostError):
+    """A moment of a live index that no replica of a shard knows any more."""
+
+
 class ShardBusyError(RecpruneError):
     """So many searches wait for a shard that there is no room for another one."""
 
@@ -107,6 +112,20 @@ class ShardedFolder:
     num_items: int
     shards: tuple[Shard, ...]
     vectors: Index  # of no items: it has the sub-item embeddings, and makes sub-item scores
+
+    moment: None = None  # it stays as it is
+
+    def share_of(self, shards: Iterable[Shard]) -> float:
+        """Return which share of the items is in these shards."""
+        return sum(shard.num_items for shard in shards) / self.num_items
+
+    def highest_bias(self, shards: Iterable[Shard]) -> float:
+        """Return the highest bias of an item in these shards."""
+        return max(shard.highest_bias for shard in shards)
+
+    def largest_bias(self) -> float:
+        """Return the largest bias of all items in magnitude."""
+        return max(shard.largest_bias for shard in self.shards)
 
     def stored_bytes(self) -> int:
         """Return what the shards take on disk, and nearly so in memory."""
@@ -266,7 +285,7 @@ def write_shard(
             first,
             num_items,
             read_manifest(place)["sha256"],
-            *_extremes(bias),
+            *bias_extremes(bias),
         )
         with writing_file(note) as temporary:
             text = json.dumps({"source": source, "shard": asdict(shard)})
@@ -392,17 +411,9 @@ def load_shard(folder: str | Path, shard: Shard, *, verify: bool = True) -> Inde
     if expected != read_manifest(folder)["sha256"] and expected != manifest_file_checksum(folder):
         raise StorageError(f"{folder}: holds another {INDEX_KIND} than the one that belongs here")
     said = (shard.num_items, shard.highest_bias, shard.largest_bias)
-    if said != (index.num_items, *_extremes(index.item_bias)):
+    if said != (index.num_items, *bias_extremes(index.item_bias)):
         raise StorageError(f"{folder}: other items or biases than the sharded index says")
     return index
-
-
-def _extremes(bias: Float32Array | None) -> tuple[float, float]:
-    """Return the highest bias, and the largest in magnitude."""
-    if bias is None or not len(bias):
-        return 0.0, 0.0
-    highest, lowest = float(bias.max()), float(bias.min())
-    return highest, max(abs(highest), abs(lowest))
 
 
 def _finished(note: Path, place: Path, source: str) -> Shard | None:

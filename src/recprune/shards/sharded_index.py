@@ -6,23 +6,34 @@ import asyncio
 import itertools
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune.cluster import connected, driver_id, is_own_cluster
+from recprune.live.generation import is_live
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot import LiveSnapshot, Moment
 from recprune.search.checks import (
     checked_count,
     checked_items,
     checked_queries,
     refuse_infinite,
 )
+from recprune.search.index import Index
 from recprune.search.methods import METHODS, Method
-from recprune.search.question import QueryName, Question, checked_question, largest_boosts
+from recprune.search.question import (
+    IndexShape,
+    QueryName,
+    Question,
+    checked_question,
+    largest_boosts,
+)
 from recprune.search.top_k import RECORD, RECORD_WORDS, SearchStats
 from recprune.shards.answers import (
     ShardedTopK,
@@ -48,7 +59,14 @@ from recprune.shards.deployment import (
     deploy,
     version_of,
 )
-from recprune.shards.folder import Shard, ShardedFolder, ShardLostError, read_folder
+from recprune.shards.folder import (
+    PastMomentError,
+    Shard,
+    ShardedFolder,
+    ShardLostError,
+    read_folder,
+)
+from recprune.shards.live_shards import AnyShard, LiveShard, LiveShards, ShardedSnapshot
 from recprune.shards.wire import pack
 from recprune.types import Float32Array, InputError, Json
 
@@ -56,6 +74,7 @@ _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
 _GROUPS_AT_ONCE = 8  # of a batch on their way, for every shard
 _START_SECONDS = 30.0  # or more: a process that starts takes longer than one that answers
 _DESCRIBE_SECONDS = 5.0
+_MOMENTS = 3  # that a question is asked of while shards know newer ones alone
 
 
 class ShardedIndex:
@@ -66,7 +85,7 @@ class ShardedIndex:
 
     def __init__(
         self,
-        folder: ShardedFolder,
+        whole: ShardedFolder | LiveIndex,
         handles: list[Any],
         *,
         replicas: int = 1,
@@ -79,18 +98,22 @@ class ShardedIndex:
 
         The loop is the one that they are asked from; without one, it is that of a thread beside.
         """
-        self.num_items = folder.num_items
-        self.num_splits = folder.vectors.num_splits
-        self.num_sub_items = folder.vectors.num_sub_items
-        self.width = folder.vectors.width  # d
-        self._folder, self._vectors = folder, folder.vectors
+        # The catalogue that is asked, and changed through this; None: it does not change.
+        self.live = whole if isinstance(whole, LiveIndex) else None
+        self._whole, self._vectors = whole, _parts_of(whole).vectors
+        self._version = version_of(whole)
+        self._num_shards = (  # of which some may have no items
+            whole.snapshot().division.num_shards
+            if isinstance(whole, LiveIndex)
+            else len(whole.shards)
+        )
+        self._latest: tuple[LiveSnapshot, ShardedSnapshot] | None = None
         self._allow_partial, self._timeout, self._replicas = allow_partial, timeout, replicas
         self._connection = connection or ExitStack()
         self._in_flight = InFlight(loop or own_loop())
         self._turn = itertools.count()
-        filled = [shard for shard in folder.shards if shard.num_items]
         self._shards = self._in_flight.run(
-            connect(filled, handles, version_of(folder), replicas, timeout)
+            connect(asked_shards(whole), handles, self._version, replicas, timeout)
         )
 
     @classmethod
@@ -104,7 +127,9 @@ class ShardedIndex:
         timeout: float = 30.0,
         verify: bool = True,
     ) -> ShardedIndex:
-        """Serve the shards of a saved sharded index; every node must find it under this path.
+        """Serve the shards of a saved sharded index, or of a live one that was divided into some.
+
+        Every node must find it under this path.
 
         The address is that of the cluster's head node, host:port; without one, the cluster that
         this process is connected to is used, or one is started on this machine. A shard that has
@@ -123,20 +148,26 @@ class ShardedIndex:
             or not 0 < timeout < 1e6
         ):
             raise InputError(f"timeout is {timeout!r}, expected seconds, more than 0")
-        saved = read_folder(folder)
-        needed = replicas * sum(shard.num_items > 0 for shard in saved.shards)
         with ExitStack() as connection:
+            whole: ShardedFolder | LiveIndex
+            if is_live(folder):
+                whole = connection.enter_context(LiveIndex.open(folder, verify=verify))
+            else:
+                whole = read_folder(folder)
+            numbers = [shard.number for shard in asked_shards(whole)]
+            needed = replicas * len(numbers)
             connection.enter_context(
                 connected(address or "local", max(needed, os.cpu_count() or 1))
             )
             handles: list[Any] = []
             if needed:
                 # A cluster that is started for it is its own: how busy that is, is no concern.
-                deployed = deploy(saved, replicas, verify, num_cpus=0 if is_own_cluster() else 1)
+                num_cpus = 0 if is_own_cluster() else 1
+                deployed = deploy(numbers, replicas, verify, num_cpus)
                 handles = deployed.handles
                 connection.callback(delete, deployed, driver_id())
             index = cls(
-                saved,
+                whole,
                 handles,
                 replicas=replicas,
                 allow_partial=allow_partial,
@@ -185,9 +216,9 @@ class ShardedIndex:
         one of `rounds`, shards are given the scores that others found; by default, this is done
         where it pays. `allow_partial` can be another one than when the index was opened.
         """
-        return self._answer(
-            checked_question(
-                self, sequence_embeddings, k, method, exclude, allow, floor, boosts, threads
+        return self._answer_now(
+            lambda index: checked_question(
+                index, sequence_embeddings, k, method, exclude, allow, floor, boosts, threads
             ),
             rounds,
             allow_partial,
@@ -209,9 +240,9 @@ class ShardedIndex:
     ) -> ShardedTopK:
         """Return the exact top k for sub-item scores S (float32 [queries, M, B], or [M, B])."""
         name: QueryName = "sub_item_scores"
-        return self._answer(
-            checked_question(
-                self, sub_item_scores, k, method, exclude, allow, floor, boosts, threads, name=name
+        return self._answer_now(
+            lambda index: checked_question(
+                index, sub_item_scores, k, method, exclude, allow, floor, boosts, threads, name=name
             ),
             rounds,
             allow_partial,
@@ -219,6 +250,8 @@ class ShardedIndex:
 
     def score(self, sequence_embeddings: Float32Array, items: Any) -> Float32Array:
         """Return the scores of given items, [queries, items] or [items]; never a part of them."""
+        if self.live is not None:
+            return self.live.score(sequence_embeddings, items)  # their codes are mapped here too
         name = "sequence_embeddings"
         queries, single = checked_queries(sequence_embeddings, name, (self.width,))
         wanted = checked_items(items, self.num_items)
@@ -267,8 +300,9 @@ class ShardedIndex:
             _described(one.shard, entries) for one, entries in zip(self._shards, said, strict=True)
         ]
         size = sum(shard["bytes"] for shard in shards)
+        num_items = self.num_items if self.live is None else self.live.num_present
         return {
-            "items": self.num_items,
+            "items": num_items,
             "splits": self.num_splits,
             "sub_items": self.num_sub_items,
             "width": self.width,
@@ -276,10 +310,48 @@ class ShardedIndex:
             "replicas": self._replicas,
             "nodes": sorted({place["node"] for shard in shards for place in shard["places"]}),
             "bytes": size,  # of one replica of every shard that answered
-            "bytes_per_item": round(size / max(self.num_items, 1), 2),
+            "bytes_per_item": round(size / max(num_items, 1), 2),
         }
 
-    def lost_shards(self) -> list[Shard]:
+    def snapshot(self) -> ShardedSnapshot:
+        """Return a live index as it is now, which never changes; the shards answer for it.
+
+        They know a moment for half a minute after the next change.
+        """
+        if self.live is None:
+            raise InputError("this sharded index is not of a catalogue that changes")
+        return self.at(self.live.snapshot())
+
+    def at(self, snapshot: LiveSnapshot) -> ShardedSnapshot:
+        """Return what the shards answer of a moment of the live index."""
+        latest = self._latest
+        if latest is None or latest[0] is not snapshot:
+            parts = LiveShards(snapshot)
+            sharded = ShardedSnapshot.of(
+                snapshot, lambda question: self._answer(question, parts, None, None)
+            )
+            latest = self._latest = snapshot, sharded
+        return latest[1]
+
+    @property
+    def num_items(self) -> int:
+        """How many items there are; of a live index, how many numbers were ever used."""
+        return self._whole.num_items
+
+    @property
+    def num_splits(self) -> int:
+        return self._vectors.num_splits
+
+    @property
+    def num_sub_items(self) -> int:
+        return self._vectors.num_sub_items
+
+    @property
+    def width(self) -> int:
+        """How many numbers a sequence embedding has."""
+        return self._vectors.width
+
+    def lost_shards(self) -> list[AnyShard]:
         """Return the shards that gave no answer when they were last asked; asks none."""
         return [one.shard for one in self._shards if one.problem]
 
@@ -295,20 +367,52 @@ class ShardedIndex:
 
     def stored_bytes(self) -> int:
         """Return what the shards take on disk; calls none."""
-        return self._folder.stored_bytes()
+        whole = self._whole
+        return (
+            int(whole.describe()["bytes"]) if isinstance(whole, LiveIndex) else whole.stored_bytes()
+        )
 
     @property
     def manifest_sha256(self) -> str:
-        """The checksum of the folder that was opened."""
-        return self._folder.manifest_sha256
+        """The checksum of the folder that was opened, or what tells shards of a live index."""
+        return self._version[1]
 
     def __repr__(self) -> str:
-        return f"ShardedIndex({self.num_items:,} items, {len(self._folder.shards)} shards)"
+        count, more = self.num_items, ""
+        if self.live is not None:
+            count, more = self.live.num_present, ", live"
+        return f"ShardedIndex({count:,} items, {self._num_shards} shards{more})"
 
     # Inside --------------------------------------------------------------------------------------
 
+    def _answer_now(
+        self,
+        make: Callable[[IndexShape], Question],
+        rounds: int | None,
+        allow_partial: bool | None,
+    ) -> ShardedTopK:
+        """Answer a question of this moment, or of the next if shards do not know this one any more.
+
+        So it is where one has just been started, over a generation that is newer than the moment.
+        """
+        tries = _MOMENTS
+        while True:
+            parts = _parts_of(self._whole)
+            try:
+                question = make(parts.snapshot if isinstance(parts, LiveShards) else self)
+                return self._answer(question, parts, rounds, allow_partial)
+            except PastMomentError:
+                tries -= 1
+                if self.live is None or not tries:
+                    raise
+                self.live.refresh()
+
     def _answer(
-        self, question: Question, rounds: int | None, allow_partial: bool | None
+        self,
+        question: Question,
+        parts: _Parts,
+        rounds: int | None,
+        allow_partial: bool | None,
     ) -> ShardedTopK:
         begun = time.perf_counter_ns()
         if rounds is not None and checked_count(rounds, "rounds") < 1:
@@ -320,29 +424,31 @@ class ShardedIndex:
             # The largest bias and the largest boost may be in different shards, and each of these
             # could add up what one index refuses.
             question.refuse_infinite()
-            self._refuse_overflow(question)
+            self._refuse_overflow(question, parts)
         if rounds is None:
             rounds = _rounds_that_pay(len(question.queries), len(self._shards))
-        groups = self._in_flight.run(self._ask(question, rounds))
+        groups = self._in_flight.run(self._ask(question, parts, rounds))
         if allow_partial is None:
             allow_partial = self._allow_partial
         missing = {shard: error for group in groups for shard, error in group.missing.items()}
         if missing and not (allow_partial and all(group.answers for group in groups)):
             raise next(iter(missing.values()))
-        ids, scores, records = self._together(question, groups)
+        ids, scores, records = self._together(question, parts, groups)
         records["nanoseconds"] = time.perf_counter_ns() - begun
         return ShardedTopK(
             ids[0] if question.single else ids,
             scores[0] if question.single else scores,
             SearchStats(records.view(np.int64).reshape(len(records), RECORD_WORDS)),
-            missing_share=sum(shard.num_items for shard in missing) / self.num_items,
+            missing_share=parts.share_of(missing) if missing else 0.0,
             network_bytes=sum(group.network_bytes for group in groups),
         )
 
-    async def _ask(self, question: Question, rounds: int) -> list[QueryGroup]:
+    async def _ask(self, question: Question, parts: _Parts, rounds: int) -> list[QueryGroup]:
         """Lead all groups of a batch through the shards."""
         plan = plan_rounds(len(question.queries), len(self._shards), rounds, start=next(self._turn))
-        groups = [QueryGroup(question, rows, steps, self._shards) for rows, steps in plan]
+        groups = [
+            QueryGroup(question, parts.moment, rows, steps, self._shards) for rows, steps in plan
+        ]
         at_once = asyncio.Semaphore(_GROUPS_AT_ONCE * len(self._shards))
 
         async def ask(group: QueryGroup) -> None:
@@ -351,27 +457,25 @@ class ShardedIndex:
             if refused is not None:
                 question.refuse_infinite()
                 if refused.is_overflow:
-                    self._refuse_overflow(question)
+                    self._refuse_overflow(question, parts)
                 raise InputError(refused.reason)
 
         await together(map(ask, groups))
         return groups
 
     def _together(
-        self, question: Question, groups: list[QueryGroup]
+        self, question: Question, parts: _Parts, groups: list[QueryGroup]
     ) -> tuple[NDArray[np.int64], Float32Array, NDArray[Any]]:
         """Return ids, scores and records of the whole batch."""
         k = question.k
         merged = []
         for group in groups:
-            answered = sorted(group.answers.items(), key=lambda pair: pair[0].first)
-            ids, scores = merge(answered, group.rows.stop - group.rows.start, k)
+            ids, scores = merge(group.answers.items(), group.rows.stop - group.rows.start, k)
             floors = question.floors[group.rows] if question.floors is not None else None
-            found = [answer for _, answer in answered]
-            records = merge_records(found, scores, self.num_items, floors)
+            records = merge_records(list(group.answers.values()), scores, floors)
             if group.missing:
                 records["exact"] = 0
-                bound = self._bound_of_missing(question, group)
+                bound = self._bound_of_missing(question, parts, group)
                 records["upper_bound"] = np.maximum(records["upper_bound"], bound)
             merged.append((ids, scores, records))
         if len(merged) == 1:
@@ -382,14 +486,15 @@ class ShardedIndex:
             np.concatenate([np.empty(0, RECORD), *(records for _, _, records in merged)]),
         )
 
-    def _refuse_overflow(self, question: Question) -> None:
+    def _refuse_overflow(self, question: Question, parts: _Parts) -> None:
         """Refuse what one index would: sums that float32 cannot hold."""
-        largest_bias = max(shard.largest_bias for shard in self._folder.shards)
         tables = self._tables(question)
-        self._vectors.refuse_overflow(tables, largest_bias, largest_boosts(question))
+        self._vectors.refuse_overflow(tables, parts.largest_bias(), largest_boosts(question))
 
-    def _bound_of_missing(self, question: Question, group: QueryGroup) -> Float32Array:
-        highest_bias = max(shard.highest_bias for shard in group.missing)
+    def _bound_of_missing(
+        self, question: Question, parts: _Parts, group: QueryGroup
+    ) -> Float32Array:
+        highest_bias = parts.highest_bias(group.missing)
         bound = best_possible_scores(self._tables(question, group.rows), highest_bias)
         return bound + highest_boosts(question, group.rows, list(group.missing))
 
@@ -421,12 +526,37 @@ class ShardedIndex:
             raise ShardLostError(f"{lost[0]}{why if str(lost[0]).endswith(' s') else ''}")
 
 
-def _described(shard: Shard, replicas: list[Json]) -> Json:
+class _Parts(Protocol):
+    """What shards have together: those of a folder, or of a moment of a live index."""
+
+    @property
+    def moment(self) -> Moment | None: ...
+    @property
+    def vectors(self) -> Index: ...
+    def share_of(self, shards: Iterable[Any]) -> float: ...
+    def highest_bias(self, shards: Iterable[Any]) -> float: ...
+    def largest_bias(self) -> float: ...
+
+
+def _parts_of(whole: ShardedFolder | LiveIndex) -> ShardedFolder | LiveShards:
+    return LiveShards(whole.snapshot()) if isinstance(whole, LiveIndex) else whole
+
+
+def asked_shards(whole: ShardedFolder | LiveIndex) -> Sequence[AnyShard]:
+    """Return the shards that are asked: those with items, or all, which may get some."""
+    if isinstance(whole, LiveIndex):
+        count = whole.snapshot().division.num_shards
+        return [LiveShard(number, count) for number in range(count)]
+    return [shard for shard in whole.shards if shard.num_items]
+
+
+def _described(shard: AnyShard, replicas: list[Json]) -> Json:
     """Put together what the replicas of a shard say of themselves."""
+    said = replicas[0]["items"] if replicas else 0
     return {
         "shard": shard.number,
         "first": shard.first,
-        "items": shard.num_items,
+        "items": shard.num_items if isinstance(shard, Shard) else said,
         "bytes": replicas[0]["bytes"] if replicas else 0,
         "layout": replicas[0]["layout"] if replicas else None,
         "places": [{"node": entry["node"], "pid": entry["pid"]} for entry in replicas],
