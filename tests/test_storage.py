@@ -55,9 +55,20 @@ def test_what_is_saved_is_loaded_as_read_only_memory_maps(tmp_path: Path) -> Non
     for name, array in ARRAYS.items():
         assert np.array_equal(arrays[name], array)
         assert arrays[name].dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
-    assert isinstance(arrays["numbers"].base, np.memmap)
     assert not arrays["numbers"].flags.writeable
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["thing"]
+
+
+def test_a_memory_map_shows_the_file_and_keeps_no_descriptor(tmp_path: Path) -> None:
+    """Else a process could hold the arrays of some sixty segments of a live index."""
+    save(tmp_path / "thing")
+    before = len(list(Path("/dev/fd").iterdir()))
+    _, arrays = load(tmp_path / "thing")
+    assert len(list(Path("/dev/fd").iterdir())) == before
+    with (tmp_path / "thing" / "numbers.npy").open("r+b") as file:
+        file.seek(-arrays["numbers"].itemsize, os.SEEK_END)
+        file.write(bytes(arrays["numbers"].itemsize))
+    assert arrays["numbers"].ravel()[-1] == 0  # it was 11
 
 
 def test_a_folder_of_the_same_kind_is_replaced_and_an_old_map_stays_readable(
@@ -311,7 +322,7 @@ def test_a_kill_in_the_midst_of_saving_leaves_the_old_one_whole(tmp_path: Path) 
         import os, signal, sys
         import numpy as np
         from recprune import storage
-        storage._put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        storage.put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         thing = storage.Saved("thing", 2, {"value": 2}, {"numbers": np.arange(3)})
         storage.save_folder(sys.argv[1], thing)
         """

@@ -93,8 +93,7 @@ def save_folder(folder: str | Path, saved: Saved) -> None:
             file.write("\n")
             _flush_to_disk(file.fileno())
         _flush_folder(temporary)
-        _put_in_place(temporary, target)
-        _flush_folder(target.parent)
+        put_in_place(temporary, target)
     except OSError as error:
         raise StorageError(f"{target}: cannot be written: {_reason(error)}") from None
     finally:
@@ -345,8 +344,16 @@ def _map_array(file: Any, size: int, path: Path, entry: Json) -> NDArray[Any]:
         raise StorageError(f"{path}: {size} bytes, too few or too many for {list(shape)}")
     if 0 in shape:  # a memory map of nothing is refused by the system
         return np.empty(shape, dtype)
-    # As a plain array: taking single numbers out of NumPy's own kind for maps is slow.
-    return np.asarray(np.memmap(file, dtype, mode="r", offset=begin, shape=shape))
+    return _mapped(file, size)[begin:].view(dtype).reshape(shape)
+
+
+def _mapped(file: Any, size: int) -> NDArray[np.uint8]:
+    """Return the bytes of an open file, mapped."""
+    try:
+        from recprune._native import map_file
+    except ImportError:  # where models are trained there need be nothing compiled
+        return np.memmap(file, np.uint8, "r", shape=(size,))  # which keeps a descriptor
+    return map_file(file.fileno(), size)
 
 
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
@@ -431,14 +438,15 @@ def writing_folder(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put_in_place(temporary: Path, target: Path) -> None:
-    """Make `temporary` appear as `target` in one step; what was there takes its name."""
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Make a folder appear as `target` in one step; what was there takes its name."""
     try:
         temporary.rename(target)  # also replaces an empty folder
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         exchange(temporary, target)
+    _flush_folder(target.parent)
 
 
 def json_checksum(value: Json) -> str:

@@ -66,14 +66,15 @@ class MissingExtraError(RecpruneError, ImportError):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold user, item and time; None means: detect."""
+    """Which columns hold user, item, time and rating; None means: detect."""
 
     user: str | None = None
     item: str | None = None
     time: str | None = None
+    rating: str | None = None  # looked for only where ratings are asked for
 
     def __post_init__(self) -> None:
-        for role in ("user", "item", "time"):
+        for role in ("user", "item", "time", "rating"):
             name = getattr(self, role)
             if not isinstance(name, str | None):
                 raise InputError(f"the {role} column is {name!r}, expected its name as a string")

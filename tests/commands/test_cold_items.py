@@ -13,7 +13,7 @@ import torch
 from recprune import read_content, read_interactions
 from recprune.cli import main
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from tests.support.shops import SETTINGS, SIZES, run_shown
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 
 from recprune.cli import main
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import MODEL
 from tests.support.shops import SETTINGS, SIZES, Shop, run_shown
 
@@ -110,7 +110,7 @@ def test_mistakes_end_with_a_message_and_leave_nothing(
     ("words", "message"),
     [
         (["export", "prepared", "model"], "--out"),
-        (["recommend", "folder"], "--history --histories is required"),
+        (["recommend", "folder"], "--history --histories --user is required"),
         (["recommend", "folder", "--history", "a", "--histories", "b"], "not allowed with"),
         (["recommend", "folder", "--history", "a", "-k", "many"], "invalid int value: 'many'"),
         (["recommend", "folder", "--history", "a", "--include-all"], "--include-all"),

@@ -13,7 +13,7 @@ import pytest
 from recprune.cli import main
 from recprune.evaluation.evaluation import Evaluation
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from tests.preparation.test_prepared import cycle
 from tests.support.shops import SIZES, Shop, run_shown
 

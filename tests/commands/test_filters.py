@@ -11,7 +11,7 @@ import pytest
 
 from recprune import Attributes, Index
 from recprune.cli import main
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from tests.support.shops import Shop, lines_of, run_shown
 
 

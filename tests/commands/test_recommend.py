@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recprune import Attributes, SnapshotIds
 from recprune.cli import main
 from recprune.commands.answer_options import parse_boosts
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from tests.support.shops import COMMAND, ONE_THREAD, Shop, lines_of, named
 
 
@@ -134,6 +135,7 @@ def test_a_k_far_beyond_the_catalogue_takes_no_memory_for_it(shop: Shop, tmp_pat
     code = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+from recprune import Attributes, SnapshotIds
 from recprune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -146,16 +148,10 @@ sys.exit(main(sys.argv[1:]))
     assert done.stdout.count("\n") == 100
 
 
-def test_no_places_give_no_items(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["recommend", shop.recommender, "--history", "tea5", "-k", "0"]) == 0
-    assert capsys.readouterr().out == ""
-    (tmp_path / "histories.txt").write_text("tea5\n\n")
-    words = ["recommend", shop.recommender, "--histories", str(tmp_path / "histories.txt")]
-    assert main([*words, "-k", "0", "--json"]) == 0
-    answers = lines_of(capsys.readouterr().out)
-    assert [answer["items"] for answer in answers] == [[], []]
+def test_no_places_are_refused(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    for k in ("0", "-3"):
+        assert main(["recommend", shop.recommender, "--history", "tea5", "-k", k]) == 2
+        assert f"-k is {k}, expected at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -186,6 +182,7 @@ def test_recommending_needs_neither_torch_nor_what_reads_logs(shop: Shop) -> Non
 import sys
 for name in ("torch", "onnx", "polars", "rich", "scipy", "pyarrow", "matplotlib"):
     sys.modules[name] = None
+from recprune import Attributes, SnapshotIds
 from recprune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -375,3 +372,85 @@ def test_words_that_are_no_item_are_unknown_where_items_are_numbers(
     assert answer["items"] == expected.items[0]
     assert [str(unknown) for unknown in answer["unknown"]] == [word]
     assert answer["by_popularity"] is False
+
+
+def test_ids_may_hold_commas(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["recommend", shop.recommender, "--json", "-k", "2", "--history"]
+    answers = []
+    for history in (
+        "tea5,tea6",
+        '["tea5", "tea6"]',
+        '"tea5", tea6',
+        '{"history": ["tea5", "tea6"]}',
+    ):
+        assert main([*arguments, history]) == 0
+        answers.append(capsys.readouterr().out)
+    assert len(set(answers)) == 1
+    assert main([*arguments, '["a,b"]']) == 0
+    assert lines_of(capsys.readouterr().out)[0]["unknown"] == ["a,b"]
+    assert main([*arguments, '"a,b",tea5']) == 0
+    assert lines_of(capsys.readouterr().out)[0]["unknown"] == ["a,b"]
+    for broken, why in (('["a', "not readable as JSON"), ('"a', "not readable as ids with commas")):
+        assert main([*arguments, broken]) == 2
+        assert f"--history: {why}" in capsys.readouterr().err
+
+
+def test_names_are_shown_beside_ids(
+    shop: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["recommend", shop.recommender, "--history", "tea5", "-k", "3"]
+    expected = Recommender.load(shop.recommender).recommend([["tea5"]], 3).items[0]
+    file = tmp_path / "names.csv"
+    file.write_text(f'item_id,name\n{expected[0]},"Green, loose"\nnosuch,x\n{expected[2]},\n')
+    assert main([*arguments, "--names", str(file)]) == 0
+    lines = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"{expected[0]}  Green, loose", expected[1], expected[2]]
+    assert main([*arguments, "--names", str(file), "--json"]) == 0
+    assert lines_of(capsys.readouterr().out)[0]["names"] == ["Green, loose", None, None]
+    assert main([*arguments, "--names", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv: cannot be read" in capsys.readouterr().err
+
+
+def test_the_history_of_a_user_in_a_log(
+    shop: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\nanna,tea6,20\nbob,tea1,15\nanna,tea5,10\n")
+    arguments = ["recommend", shop.recommender, "--json", "-k", "3"]
+    assert main([*arguments, "--user", "anna", "--log", str(log)]) == 0
+    found = capsys.readouterr().out
+    assert main([*arguments, "--history", "tea5,tea6", "--times", "10,20"]) == 0
+    assert capsys.readouterr().out == found
+    assert main([*arguments, "--user", "carl", "--log", str(log)]) == 2
+    assert "log.csv: has no user 'carl'" in capsys.readouterr().err
+    assert main([*arguments, "--user", "anna"]) == 2
+    assert "--user and --log go together" in capsys.readouterr().err
+
+
+def test_what_is_there_now_is_recommended(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recommender = Recommender.load(shop.recommender)
+    history = [*recommender.item_ids.take([3, 5])]
+    (best,) = recommender.recommend([history], 1).items
+    with recommender.make_live(tmp_path / "catalogue") as live:
+        number = live.find(best)
+        code = live.snapshot().item_codes(number)
+        live.put(["hat"], code)
+        live.remove(number)
+        snapshot = live.snapshot()
+        names = snapshot.external_ids(snapshot.numbers())
+        table = {"item": names, "price": [int(name == "hat") for name in names]}
+        Attributes.from_table(table, SnapshotIds(snapshot)).save(tmp_path / "prices")
+    given = ["recommend", str(shop.recommender), "--live", str(tmp_path / "catalogue")]
+    words = [*given, "--history", json.dumps(history), "--json", "-k"]
+    assert main([*words, "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"] == ["hat"]
+    assert main([*words, "1000000"]) == 0
+    everything = json.loads(capsys.readouterr().out)["items"]
+    assert {*everything} == {*names} - {*history}
+    prices = ["--attributes", str(tmp_path / "prices")]
+    assert main([*words, "9", *prices, "--where", "price = 1"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"] == ["hat"]
+    assert main(["recommend", str(shop.recommender), "--history", "", *prices]) == 2
+    assert "--attributes goes with --live" in capsys.readouterr().err

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recprune import InputError, IntegerIds, StorageError, StringIds
-from recprune.data.identifiers import coerce_ids, find_rows, ids_from_arrays, number_ids
+from recprune.data.identifiers import (
+    coerce_ids,
+    find_rows,
+    ids_from_arrays,
+    number_ids,
+    united,
+)
 
 INTEGERS = st.one_of(
     st.integers(-5, 20),  # close together: numbered by table
@@ -182,3 +188,21 @@ def test_ids_that_no_lookup_could_rely_on_are_refused(arrays: dict[str, Any], me
     }
     with pytest.raises(StorageError, match=message):
         ids_from_arrays(given, "x")
+
+
+def test_united_ids_are_all_of_both_in_order() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        drawn = [rng.integers(-50, 50, rng.integers(0, 30)).tolist() for _ in range(2)]
+        first, second = (IntegerIds(np.unique(np.array(ids, np.int64))) for ids in drawn)
+        assert united(first, second).take(range(len(united(first, second)))) == sorted(
+            {*drawn[0], *drawn[1]}
+        )
+        texts = [sorted({f"é{number}" * (number % 3) for number in ids}) for ids in drawn]
+        strings = [number_ids(pl.Series(some, dtype=pl.String))[0] for some in texts]
+        both = united(*strings)
+        expected = sorted({*texts[0], *texts[1]}, key=str.encode)
+        assert both.take(range(len(both))) == expected
+        assert both.find_all(expected).tolist() == [*range(len(expected))]
+    with pytest.raises(InputError, match="ids are integers in one and strings in the other"):
+        united(first, both)

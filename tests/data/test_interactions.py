@@ -127,7 +127,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     times = [0, 0]
     with pytest.raises(InputError, match="2 users, 1 items and 2 times differ"):
         interactions_from_columns([1, 2], [1], times)
-    with pytest.raises(InputError, match="users must be integers or strings without gaps"):
+    with pytest.raises(InputError, match=r"users\[0\] is 1.5, expected an integer or a string"):
         interactions_from_columns(np.array([1.5, 2.0]), [1, 2], times)
     with pytest.raises(InputError, match="items must be integers or strings without gaps"):
         interactions_from_columns([1, 2], ["a", None], times)  # type: ignore[list-item]

@@ -237,3 +237,16 @@ def test_wrong_arguments_are_refused(train: Interactions) -> None:
     outside = RankedUsers.of_targets(np.array([[0]]), np.array([9]))
     with pytest.raises(InputError, match="relevant holds item 9, but the catalogue has 4"):
         evaluate(outside, train, name="", cutoffs=(1,))
+
+
+def test_figures_as_a_frame(train: Interactions) -> None:
+    ranked = RankedUsers.of_targets(np.array([[0, 1], [1, -1]]), np.array([1, 2], np.int32))
+    run = evaluate(ranked, train, name="one", cutoffs=(1, 2))
+    frame = run.to_frame()
+    assert frame.columns == ["run", "metric", "mean", "low", "high"]
+    by_name = {row["metric"]: row for row in frame.iter_rows(named=True)}
+    assert len(by_name) == len(frame) == len(run.metrics) + 4
+    ndcg, found = run.metrics["NDCG@2"], by_name["NDCG@2"]
+    assert (found["mean"], found["low"], found["high"]) == (ndcg.mean, ndcg.low, ndcg.high)
+    coverage = by_name["Coverage@2"]
+    assert (coverage["run"], coverage["mean"], coverage["low"]) == ("one", run.coverage[2], None)

@@ -5,6 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 
+from recprune.types import InputError
+
+
+def check_k(k: int) -> None:
+    """Refuse to look for nothing."""
+    if k < 1:
+        raise InputError(f"-k is {k}, expected at least 1")
+
 
 def add_seen_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `exclude_seen`: True, False, or None, which leaves it to the model."""
@@ -32,6 +40,26 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN=N",
         help="of an answer's items, so many at most have the same value in this column",
     )
+
+
+def add_live_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `live` and `attributes`, folders or None."""
+    parser.add_argument(
+        "--live",
+        metavar="FOLDER",
+        help="live index made by recprune index live: what is there now, all answers at one moment",
+    )
+    parser.add_argument(
+        "--attributes",
+        metavar="FOLDER",
+        help="of the items, made by recprune attributes of the live index; default: the "
+        "recommender's own",
+    )
+
+
+def check_live(parsed: argparse.Namespace) -> None:
+    if parsed.attributes is not None and parsed.live is None:
+        raise InputError("--attributes goes with --live: a recommender has its own")
 
 
 def parse_limit(text: str) -> tuple[str, int]:

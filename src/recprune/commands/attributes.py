@@ -10,8 +10,8 @@ from recprune.data.identifiers import FoundIds, RowNumbers
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot_ids import SnapshotIds
-from recprune.recommender import KIND as RECOMMENDER
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
+from recprune.recommender.saving import KIND as RECOMMENDER
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.storage import check_target, saved_kind

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import signal
 import threading
 import time
@@ -10,11 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from recprune.batch.frozen_catalogue import FrozenCatalogue
 from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import run_batch
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
-from recprune.commands.answer_options import add_filter_arguments, add_seen_arguments
+from recprune.commands.answer_options import (
+    add_filter_arguments,
+    add_live_arguments,
+    add_seen_arguments,
+    check_live,
+)
 from recprune.commands.console import messages, say
 from recprune.system import available_cores
 from recprune.types import InputError, InterruptedWorkError
@@ -38,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=usual.k, help="default %(default)s")
     add_seen_arguments(parser)
     add_filter_arguments(parser)
+    add_live_arguments(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
     parser.add_argument(
         "--address",
@@ -60,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     if parsed.workers is not None and parsed.workers < 1:
         raise InputError(f"--workers is {parsed.workers}, expected 1 or more")
+    check_live(parsed)
+    frozen = None
+    if parsed.live:
+        frozen = FrozenCatalogue.freeze(parsed.live, _copy_for(parsed.out), parsed.attributes)
     plan = make_plan(
         parsed.recommender,
         parsed.histories,
@@ -73,6 +86,7 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.at_most,
         ),
         say,
+        catalogue=frozen,
     )
 
     def write_parts(plan: BatchPlan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
@@ -92,7 +106,15 @@ def run(parsed: argparse.Namespace) -> None:
             f"interrupted with {progress.parts} of {plan.num_parts} parts in {parsed.out}; "
             "the same command goes on"
         ) from None
+    if frozen is not None:
+        shutil.rmtree(frozen.folder)
     say(progress.summary())
+
+
+def _copy_for(out: str) -> Path:
+    """Return where a live index is kept as it was when the run began, until its end."""
+    folder = Path(os.path.realpath(out))
+    return folder.with_name(f".{folder.name}.catalogue")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recprune.commands.answer_options import check_k
 from recprune.commands.console import output, print_table, say, showing_progress
 from recprune.commands.tables import print_cold, print_repeats
 from recprune.data.interactions import Interactions
@@ -22,7 +23,7 @@ from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
 from recprune.models.ranking import encode_histories, model_boosts, top_items
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.storage import writing_file
 from recprune.training.checkpoint import load_model
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
@@ -50,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    if parsed.k < 1:
-        raise InputError(f"-k is {parsed.k}, expected at least 1")
+    check_k(parsed.k)
     if parsed.no_baselines and not parsed.models:
         raise InputError("--no-baselines without a model leaves nothing to evaluate")
     if parsed.json and not os.access(Path(parsed.json).absolute().parent, os.W_OK):

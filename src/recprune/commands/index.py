@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import get_args
 
 from recprune.commands.live_actions import add_live_actions, read_ids
+from recprune.commands.vector_options import (
+    add_vector_arguments,
+    build_from_vectors,
+    print_vector_index,
+    refuse_vector_options,
+)
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.preparation.codebook import Codebook
@@ -21,17 +27,25 @@ from recprune.shards.folder import (
     shard_folder,
     write_shards,
 )
-from recprune.storage import check_target, read_npy
+from recprune.storage import check_target, read_npy, saved_kind
 from recprune.types import InputError, Json
+from recprune.vectors.vector_index import KIND as VECTORS
+from recprune.vectors.vector_index import VectorIndex
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser("build", help="lay out codes and sub-item embeddings")
     build.add_argument(
-        "codes", metavar="CODES", help="a saved codebook, or an .npy of uint8 or uint16 [n, M]"
+        "codes",
+        nargs="?",
+        metavar="CODES",
+        help="a saved codebook, or an .npy of uint8 or uint16 [n, M]",
     )
-    build.add_argument("embeddings", metavar="EMBEDDINGS", help=".npy of float32 [M, B, d/M]")
+    build.add_argument(
+        "embeddings", nargs="?", metavar="EMBEDDINGS", help=".npy of float32 [M, B, d/M]"
+    )
+    add_vector_arguments(build)
     build.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
     build.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     build.add_argument(
@@ -48,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--item-ids",
         metavar="FILE",
-        help="external ids of a live index: an .npy file, or text with one in a line",
+        help="external ids of a live index, or of vectors: .npy, or text with one in a line",
     )
     build.set_defaults(action_run=_build)
     add_live_actions(actions)
@@ -94,8 +108,16 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _build(parsed: argparse.Namespace) -> None:
+    if parsed.vectors is not None:
+        build_from_vectors(parsed)
+        return
+    if parsed.codes is None or parsed.embeddings is None:
+        raise InputError("an index is built from CODES and EMBEDDINGS, or from --vectors")
+    refuse_vector_options(parsed)
     if parsed.item_ids and not parsed.live:
-        raise InputError("--item-ids goes with --live: other indexes know items by their numbers")
+        raise InputError(
+            "--item-ids goes with --live or --vectors: other indexes know items by their numbers"
+        )
     if not parsed.live:
         check_target(parsed.out, kind=KIND)
     codes = (
@@ -124,6 +146,11 @@ def _build(parsed: argparse.Namespace) -> None:
 
 
 def _shard(parsed: argparse.Namespace) -> None:
+    if is_live(parsed.codes):
+        raise InputError(
+            f"{parsed.codes}: a live index, which is divided where it lies: recprune index compact "
+            f"{parsed.codes} --shards {parsed.shards}"
+        )
     inputs = ShardInputs(parsed.codes, parsed.embeddings, parsed.item_bias)
     if parsed.address is not None:
         from recprune.shards.building import build_shards_on_ray
@@ -164,6 +191,9 @@ def _info(parsed: argparse.Namespace) -> None:
             place = shard_folder(sharded.path, shard.number)
             load_shard(place, shard)
         _print_lines(sharded.describe())
+        return
+    if saved_kind(parsed.index) == VECTORS:
+        print_vector_index(VectorIndex.load(parsed.index, verify=parsed.verify))
         return
     _print_lines(Index.load(parsed.index, verify=parsed.verify).describe())
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from recprune.data.identifiers import MOST_DIGITS, ExternalId
 from recprune.live.live_index import LiveIndex
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.storage import read_npy
 from recprune.types import InputError, Int64Array, Json
 
@@ -46,6 +46,9 @@ def add_live_actions(actions: Any) -> None:
         "compact", help="make a live index one piece again, without what was removed"
     )
     compact.add_argument("index", metavar="FOLDER")
+    compact.add_argument(
+        "--shards", type=int, metavar="N", help="divide it into so many, to be searched on Ray"
+    )
     compact.add_argument("--threads", type=int, default=1, help="default %(default)s")
     compact.set_defaults(action_run=_compact)
 
@@ -123,12 +126,14 @@ def _remove(parsed: argparse.Namespace) -> None:
 
 def _compact(parsed: argparse.Namespace) -> None:
     with LiveIndex.open(parsed.index) as live:
-        live.compact(threads=parsed.threads).result()
+        live.compact(shards=parsed.shards, threads=parsed.threads).result()
         _say(live, {})
 
 
 def _say(live: LiveIndex, more: Json) -> None:
     described = live.describe()
-    shown = more | {name: described[name] for name in ("items", "numbers", "segments", "tail")}
+    shown = more | {
+        name: described[name] for name in ("items", "numbers", "shards", "segments", "tail")
+    }
     for name, value in shown.items():
         print(f"{name.replace('_', ' '):16} {value}")  # noqa: T201

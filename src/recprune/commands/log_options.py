@@ -9,10 +9,13 @@ from recprune.data.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, r
 from recprune.types import Columns
 
 
-def add_log_arguments(parser: argparse.ArgumentParser) -> None:
+def add_log_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the log itself and how to read it."""
     parser.add_argument(
-        "log", metavar="LOG", help="CSV, TSV, Parquet, JSON lines, or a folder of parts"
+        "log",
+        metavar="LOG",
+        nargs=None if required else "?",
+        help="CSV, TSV, Parquet, JSON lines, or a folder of parts",
     )
     parser.add_argument(
         "--format",
@@ -26,7 +29,19 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
         "--time-format",
         default="auto",
         metavar="NAME",
-        help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd",
+        help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd; order "
+        "for a log without times, whose rows stand in their order",
+    )
+    parser.add_argument(
+        "--min-rating", type=float, metavar="R", help="leave out rows with a lower rating"
+    )
+    parser.add_argument(
+        "--rating-column", metavar="NAME", help="with --min-rating; default: detected"
+    )
+    parser.add_argument(
+        "--deduplicate",
+        action="store_true",
+        help="of rows with the same user, item and time keep one",
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="of a text file; default: detected")
     parser.add_argument(
@@ -53,7 +68,9 @@ def add_seed_argument(parser: argparse.ArgumentParser) -> None:
 
 def read_log(parsed: argparse.Namespace) -> Interactions:
     """Read the log that a command was given, and say what was left out."""
-    columns = Columns(parsed.user_column, parsed.item_column, parsed.time_column)
+    columns = Columns(
+        parsed.user_column, parsed.item_column, parsed.time_column, parsed.rating_column
+    )
     with showing_progress("log") as progress:
         log = read_interactions(
             parsed.log,
@@ -64,9 +81,26 @@ def read_log(parsed: argparse.Namespace) -> Interactions:
             header=not parsed.no_header,
             min_interactions=parsed.min_interactions,
             on_bad_rows=parsed.on_bad_rows,
+            min_rating=parsed.min_rating,
+            deduplicate=parsed.deduplicate,
             progress=progress,
         )
+        duplicates = 0 if parsed.deduplicate else log.count_duplicates()
     for bad in log.left_out.bad_rows:
         rows = "1 row" if bad.count == 1 else f"{bad.count:,} rows"
         say(f"left out {rows}: {bad.reason}; the first: {bad.first}")
+    if log.left_out.low_ratings:
+        say(f"left out {log.left_out.low_ratings:,} rows rated below {parsed.min_rating:g}")
+    if log.left_out.duplicates:
+        say(f"left out {log.left_out.duplicates:,} rows that say again what another one says")
+    if duplicates:
+        say(
+            f"{duplicates:,} interactions say again what another one says (user, item and time): "
+            "--deduplicate keeps one of each"
+        )
+    if log.times.min() == log.times.max():
+        say(
+            "all times are equal: histories are in the order of the rows, and a cut in time is not "
+            "possible (--time-format order takes the rows' order as times)"
+        )
     return log

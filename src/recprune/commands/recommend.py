@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recprune.attributes.attributes import Attributes
 from recprune.commands.answer_options import (
     add_filter_arguments,
+    add_live_arguments,
     add_seen_arguments,
+    check_k,
+    check_live,
     parse_boosts,
 )
 from recprune.data.identifiers import ExternalId, coerce_ids
-from recprune.recommender import Recommendations, Recommender
+from recprune.data.interactions import read_interactions
+from recprune.data.titles import read_titles
+from recprune.live.live_index import LiveIndex
+from recprune.live.snapshot import LiveSnapshot
+from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
 
@@ -25,11 +34,23 @@ _BATCH = 1024  # histories of a file that are answered together
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recommender", metavar="FOLDER", help="made by recprune export")
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument("--history", metavar="ID,ID,...", help="oldest first; may be empty")
+    given.add_argument(
+        "--history",
+        metavar="ID,ID,...",
+        help="oldest first; may be empty; ids with commas in quotes, or a JSON list: '[\"a,b\"]'",
+    )
     given.add_argument(
         "--histories",
         metavar="FILE",
-        help='a history a line: ids with commas, a JSON list, or {"history": [...]}; - is stdin',
+        help='a history a line: ids with commas between, a JSON list, or {"history": [...]}; - is '
+        "standard input",
+    )
+    given.add_argument("--user", metavar="ID", help="whose history a --log has")
+    parser.add_argument(
+        "--log", metavar="LOG", help="with --user: what `recprune prepare` reads; times are known"
+    )
+    parser.add_argument(
+        "--names", metavar="FILE", help="CSV or Parquet with item_id and name: shown with the ids"
     )
     parser.add_argument(
         "--times", metavar="S,S,...", help="when the items of --history were, seconds since 1970"
@@ -40,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=10, help="default %(default)s")
     add_seen_arguments(parser)
     add_filter_arguments(parser)
+    add_live_arguments(parser)
     parser.add_argument(
         "--boosts",
         type=parse_boosts,
@@ -54,12 +76,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    check_k(parsed.k)
     if parsed.times is not None and parsed.history is None:
         raise InputError("--times are those of --history")
+    if (parsed.user is None) != (parsed.log is None):
+        raise InputError("--user and --log go together: whose history, and where it is")
+    check_live(parsed)
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
+    if parsed.live is None:
+        _recommend(recommender, None, parsed)
+        return
+    with LiveIndex.open(parsed.live) as live:
+        recommender = recommender.with_live(live)
+        if parsed.attributes is not None:
+            recommender = recommender.with_attributes(Attributes.load(parsed.attributes))
+        _recommend(recommender, live.snapshot(), parsed)
+
+
+def _recommend(
+    recommender: Recommender, snapshot: LiveSnapshot | None, parsed: argparse.Namespace
+) -> None:
+    """Answer what was asked: of a catalogue that changes, as it is at one moment."""
+    if parsed.names is not None:  # once, however many histories there are
+        parsed.names = _read_names(recommender, parsed.names)
+    if parsed.user is not None:
+        history, parsed.times = _history_in(parsed.log, parsed.user)
+        _answer(recommender, snapshot, [coerce_ids(recommender.item_ids, history)], parsed, None)
+        return
     if parsed.history is not None:
-        history = coerce_ids(recommender.item_ids, _words(parsed.history))
-        _answer(recommender, [history], parsed, None)
+        try:
+            history = coerce_ids(recommender.item_ids, _parse(parsed.history.strip()))
+        except InputError as error:
+            raise InputError(f"--history: {error}") from None
+        if parsed.times is not None:
+            parsed.times = _numbers(parsed.times)
+        _answer(recommender, snapshot, [history], parsed, None)
         return
     batch: list[list[ExternalId]] = []
     line = 0
@@ -68,14 +119,15 @@ def run(parsed: argparse.Namespace) -> None:
             batch.append(history)
             if len(batch) == _BATCH:
                 ready, batch = batch, []
-                _answer(recommender, ready, parsed, line + 1 - _BATCH)
+                _answer(recommender, snapshot, ready, parsed, line + 1 - _BATCH)
     finally:  # a bad line does not cost the good ones before it their answers
         if batch:
-            _answer(recommender, batch, parsed, line + 1 - len(batch))
+            _answer(recommender, snapshot, batch, parsed, line + 1 - len(batch))
 
 
 def _answer(
     recommender: Recommender,
+    snapshot: LiveSnapshot | None,
     histories: list[list[ExternalId]],
     parsed: argparse.Namespace,
     first_line: int | None,
@@ -84,22 +136,25 @@ def _answer(
 
     items, values = parsed.boosts or ([], [])
     boosts = dict(zip(coerce_ids(recommender.item_ids, items), values, strict=True))
+    most = len(recommender.item_ids) if snapshot is None else max(1, snapshot.num_present)
 
     def recommend() -> Recommendations:
         return recommender.recommend(
             histories,
-            min(parsed.k, len(recommender.item_ids)),  # more would only be padding
+            min(parsed.k, most),  # more would only be padding
             exclude_seen=parsed.exclude_seen,
             where=parsed.where,
             at_most=parsed.at_most,
             boosts=boosts,
-            times=None if parsed.times is None else [_numbers(parsed.times)],
+            times=None if parsed.times is None else [parsed.times],
             now=parsed.time,
             method=parsed.method,
             threads=parsed.threads,
+            index=snapshot,
         )
 
     found = recommend()
+    names: dict[ExternalId, str] | None = parsed.names
     for place in range(len(histories)):
         items, unknown = found.items[place], found.unknown[place]
         scores = [float(score) for score in found.scores[place, : len(items)]]
@@ -110,6 +165,8 @@ def _answer(
                 "by_popularity": bool(found.by_popularity[place]),
                 "unknown": unknown,
             }
+            if names is not None:
+                answer["names"] = [names.get(item) for item in items]
             print(json.dumps(answer, ensure_ascii=False, default=str))  # noqa: T201
             continue
         where = "" if first_line is None else f"line {first_line + place}: "
@@ -119,17 +176,40 @@ def _answer(
             _say(f"{where}nothing to go by: these are the most popular items")
         if first_line is None:
             for item, score in zip(items, scores, strict=True):
-                print(f"{score:10.4f}  {item}")  # noqa: T201
+                name = f"  {names[item]}" if names is not None and item in names else ""
+                print(f"{score:10.4f}  {item}{name}")  # noqa: T201
         else:
-            print(",".join(str(item) for item in items))  # noqa: T201
+            csv.writer(sys.stdout, lineterminator="\n").writerow(items)
     if first_line is None and not parsed.json:
         # Once more: the first request of a process waits for the disk.
         _draw_timeline(recommend().milliseconds)
 
 
+def _read_names(recommender: Recommender, path: str) -> dict[ExternalId, str]:
+    """Return the names that a file has, by ids in the type of the catalogue's."""
+    rows = list(read_titles(Path(path)))
+    ids = coerce_ids(recommender.item_ids, [item for item, _ in rows])
+    titles = (" ".join(title.split()) for _, title in rows)
+    return {item: title for item, title in zip(ids, titles, strict=True) if title}
+
+
+def _history_in(log: str, user: str) -> tuple[list[ExternalId], list[float]]:
+    """Return what a user of a log had, oldest first, and when, in seconds since 1970."""
+    from recprune.commands.console import showing_progress  # which a recommender does without
+
+    with showing_progress("log") as progress:
+        interactions = read_interactions(log, min_interactions=1, progress=progress)
+    (found,) = interactions.user_ids.find_all(coerce_ids(interactions.user_ids, [user]))
+    if found < 0:
+        raise InputError(f"{log}: has no user {user!r}")
+    first, end = interactions.offsets[found : found + 2]
+    times = (interactions.times[first:end] / 1e6).tolist()
+    return [*interactions.item_ids.take(interactions.items[first:end])], times
+
+
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(word) for word in _words(text)]
+        return [float(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
         raise InputError(f"--times: {error}") from None
 
@@ -182,7 +262,12 @@ def _parse(line: str) -> list[Any]:
 
 
 def _words(text: str) -> list[Any]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Return what stands between commas that are not in quotes, blanks around it taken off."""
+    try:
+        words = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error as error:
+        raise InputError(f"not readable as ids with commas between: {error}") from None
+    return [word.strip() for word in words if word.strip()]
 
 
 def _say(message: str) -> None:

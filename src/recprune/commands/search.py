@@ -5,22 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, search_at_most
-from recprune.commands.answer_options import add_filter_arguments, parse_boosts
+from recprune.commands.answer_options import add_filter_arguments, check_k, parse_boosts
+from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.search.checks import checked_k
 from recprune.search.index import Index
 from recprune.search.methods import METHODS, find_method
-from recprune.storage import read_npy
+from recprune.search.top_k import TopK
+from recprune.storage import read_npy, saved_kind
 from recprune.types import InputError, Json
+from recprune.vectors.vector_index import KIND as VECTORS
+from recprune.vectors.vector_index import VectorIndex
 
+_Searched: TypeAlias = Index | LiveSnapshot | VectorIndex  # that can be searched
 _MOST_DIGITS = 18  # of an item number: what an int64 surely holds
 
 
@@ -43,13 +48,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", default="auto", metavar="NAME", help=f"one of {', '.join(METHODS)}"
     )
+    parser.add_argument(
+        "--rerank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of an index of vectors: rank the best N by codes by the vectors themselves",
+    )
     parser.add_argument("--threads", type=int, default=1, help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object a query, in lines")
 
 
 def run(parsed: argparse.Namespace) -> None:
+    check_k(parsed.k)
     index = _open(parsed.index)
     queries = np.atleast_2d(read_npy(parsed.queries))
+    if parsed.rerank and not isinstance(index, VectorIndex):
+        raise InputError(f"--rerank: {parsed.index} is no index of vectors")
     boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
     attributes = _attributes(parsed, index)
     allow = limit = None
@@ -58,17 +73,24 @@ def run(parsed: argparse.Namespace) -> None:
     if attributes is not None and parsed.at_most is not None:
         limit = Limit(attributes.limited(*parsed.at_most), parsed.at_most[1])
     method = find_method(parsed.method)
-    top = search_at_most(
-        index,
-        queries,
-        checked_k(parsed.k, index.num_items),
-        limit,
-        method=lambda: method,
-        allow=allow,
-        boosts=boosts,
-        threads=parsed.threads,
-    )
+    k = checked_k(parsed.k, index.num_items)
+    if isinstance(index, VectorIndex):
+        if boosts is not None or limit is not None or parsed.method != "auto":
+            raise InputError("--boosts, --at-most and --method are not for an index of vectors")
+        top = index.search(queries, k, rerank=parsed.rerank, allow=allow, threads=parsed.threads)
+    else:
+        top = search_at_most(
+            index,
+            queries,
+            k,
+            limit,
+            method=lambda: method,
+            allow=allow,
+            boosts=boosts,
+            threads=parsed.threads,
+        )
     microseconds = top.stats.nanoseconds / 1000
+    names = _external_ids(index, top)
     for query in range(len(queries)):
         ids, scores = top.ids[query].tolist(), top.scores[query].tolist()
         answer: Json = {
@@ -78,8 +100,8 @@ def run(parsed: argparse.Namespace) -> None:
             "exact": bool(top.stats.exact[query]),
             "microseconds": round(float(microseconds[query]), 1),
         }
-        if isinstance(index, LiveSnapshot) and index.id_kind != "none":
-            answer["external_ids"] = index.external_ids(top.ids[query])
+        if names is not None:
+            answer["external_ids"] = names[query]
         if parsed.json:
             print(json.dumps(answer))  # noqa: T201
         else:
@@ -87,14 +109,26 @@ def run(parsed: argparse.Namespace) -> None:
             print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
 
 
-def _open(folder: str) -> Index | LiveSnapshot:
+def _external_ids(index: _Searched, top: TopK) -> list[list[ExternalId | None]] | None:
+    """Return what the items of an answer are called, None for padding; or None, if by numbers."""
+    if isinstance(index, VectorIndex) and not isinstance(index.item_ids, RowNumbers):
+        padding = [None] * top.ids.shape[1]
+        return [[*row, *padding[len(row) :]] for row in index.external_ids(top)]
+    if isinstance(index, LiveSnapshot) and index.id_kind != "none":
+        return [index.external_ids(row) for row in top.ids]
+    return None
+
+
+def _open(folder: str) -> _Searched:
     if not is_live(folder):
+        if saved_kind(folder) == VECTORS:
+            return VectorIndex.load(folder)
         return Index.load(folder)
     with LiveIndex.open(folder) as live:
         return live.snapshot()
 
 
-def _attributes(parsed: argparse.Namespace, index: Index | LiveSnapshot) -> Attributes | None:
+def _attributes(parsed: argparse.Namespace, index: _Searched) -> Attributes | None:
     if parsed.attributes is None:
         if parsed.where is not None or parsed.at_most is not None:
             raise InputError("--where and --at-most are about attributes: give --attributes too")

@@ -28,7 +28,10 @@ _SETTINGS = {
     "attributes": ("ATTRIBUTES", "of the items, made by recprune attributes of an index; a "
                    "recommender has its own"),
     "live": ("LIVE", "a live index made from FOLDER by recprune index live: items come and go "
-             "while it is served"),
+             "while it is served; with --ray, it is searched in the shards that recprune index "
+             "compact divides it into"),
+    "fold_in": ("USERS", "add items that the model does not know, when so many users have taken "
+                "them; needs --live"),
     "ray": ("ADDRESS", "search shards on this Ray cluster: HOST:PORT, auto, or local to start one "
             "here"),
     "shards": ("SHARDS", "the index of FOLDER in shards, made by recprune index shard; needs "

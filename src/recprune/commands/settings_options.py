@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,18 @@ def _parts(parsed: argparse.Namespace) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _values(parsed: argparse.Namespace) -> dict[str, Any]:
+    return single_values(parsed.set)
+
+
+def single_values(texts: Sequence[str]) -> dict[str, Any]:
+    """Return what is given as NAME=VALUE; a value that is not JSON is a word."""
     values: dict[str, Any] = {}
-    for text in parsed.set:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set {text}: expected NAME=VALUE")
         try:
             values[name] = json.loads(value)
         except ValueError:
-            values[name] = value  # a word
+            values[name] = value
     return values

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recprune.data.identifiers import ExternalIds, FoundIds, coerce_ids
+from recprune.data.identifiers import FoundIds, coerce_ids
 from recprune.types import Float32Array, InputError, Int64Array, frozen, needs_extra
 
 with needs_extra("data"):
@@ -49,7 +49,7 @@ class Content:
 
 def read_content(
     path: str | Path,
-    item_ids: ExternalIds,
+    item_ids: FoundIds,
     *,
     item_column: str | None = None,
     text_columns: Sequence[str] = (),
@@ -194,14 +194,14 @@ def _refuse_infinite(path: str | Path, vectors: Float32Array) -> None:
 # Whose content it is ------------------------------------------------------------------------------
 
 
-def _of_texts(path: str | Path, ids: pl.Series, texts: pl.Series, item_ids: ExternalIds) -> Content:
+def _of_texts(path: str | Path, ids: pl.Series, texts: pl.Series, item_ids: FoundIds) -> Content:
     items = find_items(path, ids, item_ids)
     rows = np.flatnonzero((items >= 0) & (texts != "").fill_null(False).to_numpy())
     return Content(items[rows], texts[rows].to_list(), None, int((items < 0).sum()))
 
 
 def _of_vectors(
-    path: str | Path, ids: pl.Series, vectors: Float32Array, item_ids: ExternalIds
+    path: str | Path, ids: pl.Series, vectors: Float32Array, item_ids: FoundIds
 ) -> Content:
     items = find_items(path, ids, item_ids)
     rows = np.flatnonzero((items >= 0) & vectors.any(axis=1))

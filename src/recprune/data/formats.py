@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from recprune.data.timestamps import TimeFormat
+from recprune.data.timestamps import IN_ORDER, TimeFormat
 from recprune.types import Columns, InputError
 
 LogFormat = Literal["auto", "gowalla", "tmall", "movielens"]
@@ -49,7 +49,13 @@ _USUAL_NAMES = {
              "location", "track", "article"),
     "time": ("timestamp", "time", "ts", "unixtime", "unixreviewtime", "datetime", "eventtime",
              "eventts", "checkintime", "transactiontimestamp", "createdat", "date"),
+    "rating": ("rating", "stars", "score", "overall"),
 }  # fmt: skip
+
+_NO_TIMES = (
+    "; if there are no times, but rows stand in their order, say --time-format order "
+    "(time_format='order')"
+)
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,10 @@ class Source:
 class Layout:
     """How the rows of a log are written, and which columns matter."""
 
-    kind: Literal["delimited", "jsonl", "parquet"]
+    kind: Literal["delimited", "jsonl", "table"]  # tables have types: Parquet, or a frame
     user: str
     item: str
-    time: str
+    time: str  # empty where the order of rows stands for times
     time_format: TimeFormat = "auto"
     delimiter: str = ","
     columns: tuple[str, ...] = ()  # of a delimited file, in file order
@@ -89,6 +95,13 @@ class Layout:
     quoted: bool = True
     integer_ids: bool = False  # the format promises it, so anything else is a bad row
     double_colon: bool = False  # "::" stands between fields; read as tabs
+    rating: str = ""  # empty where ratings do not matter
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Return the columns that are read, by what they are."""
+        given = {role: getattr(self, role) for role in ("user", "item", "time", "rating")}
+        return {role: name for role, name in given.items() if name}
 
 
 def find_sources(path: str | Path) -> list[Source]:
@@ -125,8 +138,12 @@ def find_layout(
     time_format: TimeFormat,
     delimiter: str | None,
     header: bool,
+    rated: bool = False,
 ) -> Layout:
-    """Return the layout of a file: the named format's, or the one its head shows."""
+    """Return the layout of a file: the named format's, or the one its head shows.
+
+    `rated` asks for a column of ratings as well.
+    """
     if log_format not in LOG_FORMATS:
         raise InputError(
             f"format is {log_format!r}, expected one of {', '.join(LOG_FORMATS)}; "
@@ -140,19 +157,19 @@ def find_layout(
             )
         if kind_of(source.path) != "delimited":
             raise InputError(f"{source.path}: not a text file of the {log_format} format")
-    if log_format == "gowalla":
-        return _GOWALLA
-    if log_format == "tmall":
-        return _tmall(source)
     if log_format == "movielens":
-        return _movielens(source)
+        return replace(_movielens(source), rating="rating" if rated else "")
+    if log_format in ("gowalla", "tmall"):
+        if rated:
+            raise InputError(f"the format {log_format} has no ratings")
+        return _GOWALLA if log_format == "gowalla" else _tmall(source)
     kind = kind_of(source.path)
     if kind == "parquet":
-        names = _parquet_names(source.path)
-        return _with_roles(source.path, names, columns, Layout("parquet", "", "", "", time_format))
+        return table_layout(source.path, _parquet_names(source.path), columns, time_format, rated)
     if kind == "jsonl":
         names = _json_names(source)
-        return _with_roles(source.path, names, columns, Layout("jsonl", "", "", "", time_format))
+        base = Layout("jsonl", "", "", "", time_format)
+        return _with_roles(source.path, names, columns, base, rated)
     delimiter, names = delimited_head(source, delimiter, header)
     base = Layout(
         "delimited",
@@ -165,7 +182,14 @@ def find_layout(
         header_lines=int(header),
         quoted=delimiter != "\t",  # tab-separated files have no quoting, by custom
     )
-    return _with_roles(source.path, names, columns, base)
+    return _with_roles(source.path, names, columns, base, rated)
+
+
+def table_layout(
+    place: Path, names: list[str], columns: Columns, time_format: TimeFormat, rated: bool
+) -> Layout:
+    """Return which columns of a table matter; `place` is what messages call it."""
+    return _with_roles(place, names, columns, Layout("table", "", "", "", time_format), rated)
 
 
 # The named formats -------------------------------------------------------------------------------
@@ -337,16 +361,23 @@ def _json_names(source: Source) -> list[str]:
     return list(first)
 
 
-def _with_roles(path: Path, names: list[str], columns: Columns, layout: Layout) -> Layout:
+def _with_roles(
+    path: Path, names: list[str], columns: Columns, layout: Layout, rated: bool
+) -> Layout:
     """Fill in which column is the user, the item, the time: as given, else by its usual names."""
-    found: dict[str, str] = {}
-    for role in _USUAL_NAMES:
+    in_order = layout.time_format == IN_ORDER
+    if in_order and columns.time is not None:
+        raise InputError(f"the order of rows, and the column {columns.time!r}: which has times?")
+    if columns.rating is not None and not rated:
+        raise InputError("a column of ratings goes with a lowest rating")
+    found: dict[str, Any] = {}
+    for role in ("user", "item", *(() if in_order else ("time",)), *(("rating",) if rated else ())):
         found[role] = find_column(path, names, role, getattr(columns, role))
         if layout.kind == "jsonl" and "\\" in found[role]:
             raise InputError(
                 f"{path}: the key {found[role]!r} holds a backslash, which is not supported"
             )
-    return replace(layout, user=found["user"], item=found["item"], time=found["time"])
+    return replace(layout, **found)
 
 
 def find_column(path: Path, names: list[str], role: str, given: str | None) -> str:
@@ -359,7 +390,7 @@ def find_column(path: Path, names: list[str], role: str, given: str | None) -> s
         raise InputError(
             f"{path}: which column is the {role}? None of {', '.join(names)} has a usual name; "
             f"give it with --{role}-column (Columns({role}=...)), and a file without column "
-            "names with --no-header (header=False)"
+            "names with --no-header (header=False)" + (_NO_TIMES if role == "time" else "")
         )
     return checked_column(path, names, chosen)
 

@@ -350,6 +350,19 @@ def _as_integer(value: object) -> object:
     return int(value) if is_number else value
 
 
+def united(first: ExternalIds, second: ExternalIds) -> ExternalIds:
+    """Return all ids that either has; they are all integers, or all strings."""
+    if isinstance(first, IntegerIds) and isinstance(second, IntegerIds):
+        return IntegerIds(np.union1d(first.numbers, second.numbers))
+    if not (isinstance(first, StringIds) and isinstance(second, StringIds)):
+        kinds = ["strings" if ids.are_strings else "integers" for ids in (first, second)]
+        raise InputError(f"ids are {kinds[0]} in one and {kinds[1]} in the other")
+    texts = sorted({ids._bytes(place) for ids in (first, second) for place in range(len(ids))})
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    return StringIds(offsets, np.frombuffer(b"".join(texts), np.uint8))
+
+
 def ids_from_arrays(arrays: Mapping[str, NDArray[Any]], prefix: str) -> ExternalIds | None:
     """Return the ids whose `to_arrays(prefix)` is among `arrays`; None where there are none.
 

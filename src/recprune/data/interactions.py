@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from recprune.data.formats import LogFormat
+    from recprune.data.frames import LogSource
     from recprune.data.timestamps import TimeFormat
 
 DEFAULT_MIN_INTERACTIONS = 5
@@ -46,6 +48,8 @@ class LeftOut:
     """What did not make it from the input into the log, and why."""
 
     bad_rows: tuple[BadRows, ...] = ()
+    low_ratings: int = 0  # rows that were rated lower than asked for
+    duplicates: int = 0  # rows that say again what another one says
     short_users: int = 0  # users with fewer than `min_interactions`
     short_interactions: int = 0  # and how many interactions went with them
 
@@ -121,6 +125,15 @@ class Interactions:
             raise InputError(f"user {user} of {self.num_users}")
         return self.items[self.offsets[user] : self.offsets[user + 1]]
 
+    def count_duplicates(self) -> int:
+        """Return how many interactions say what another one says: user, item and time."""
+        starts_time = np.diff(self.times, prepend=-1) != 0
+        starts_time[self.offsets[:-1][self.lengths > 0]] = True
+        at_one_time = np.cumsum(starts_time)
+        rows = at_one_time * np.int64(max(1, self.num_items)) + self.items
+        rows.sort()
+        return int(np.count_nonzero(rows[1:] == rows[:-1]))
+
     def select(self, rows: NDArray[np.bool_]) -> Interactions:
         """Return the log with only the interactions where `rows` is true; all ids stay."""
         kept = np.zeros(self.num_interactions + 1, np.int64)
@@ -129,9 +142,17 @@ class Interactions:
             kept[self.offsets], self.items[rows], self.times[rows], self.user_ids, self.item_ids
         )
 
+    def with_catalogue(self, item_ids: ExternalIds) -> Interactions:
+        """Return the log over a larger catalogue, which has all of its items."""
+        places = item_ids.find_all(self.item_ids.take(range(self.num_items)))
+        if places.min(initial=0) < 0:
+            missing = self.item_ids[int(places.argmin())]
+            raise InputError(f"the catalogue does not have the item {missing!r} of the log")
+        return replace(self, items=places.astype(np.int32)[self.items], item_ids=item_ids)
+
 
 def read_interactions(
-    path: str | Path,
+    log: LogSource,
     *,
     log_format: LogFormat = "auto",
     columns: Columns | None = None,
@@ -140,41 +161,53 @@ def read_interactions(
     header: bool = True,
     min_interactions: int = DEFAULT_MIN_INTERACTIONS,
     on_bad_rows: Literal["error", "skip"] = "error",
+    min_rating: float | None = None,
+    deduplicate: bool = False,
     progress: Progress = no_progress,
 ) -> Interactions:
-    """Read a log from a file, or from a folder of parts.
+    """Read a log from a file, a folder of parts, or a table in memory.
 
     CSV, TSV, Parquet and JSON lines are told by their names, `.gz` and `.zst` are unpacked on the
-    way. Arguments:
+    way. Tables are frames of pandas or polars, tables of Arrow, and mappings of columns. Arguments:
 
     - `log_format` names a published layout instead: gowalla, tmall or movielens.
     - `columns` says which columns hold user, item and time, as `Columns(user="who", ...)`; those
       not given are detected by their usual names.
-    - `time_format` is auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd.
+    - `time_format` is auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd;
+      or order, for a log without times whose rows stand in their order.
     - `delimiter` of a text file; by default the one that its first line shows.
     - `header=False` for a text file without column names: they are then called "0", "1", "2" ...
     - `min_interactions`: users with fewer are left out; 5 by default, as in the paper.
     - `on_bad_rows`: "error" raises an `InputError` that names the first bad row, "skip" leaves bad
       rows out and counts them in `left_out`.
+    - `min_rating` leaves out rows with a lower rating.
+    - `deduplicate` keeps the first of rows with the same user, item and time.
     - `progress` is called with short sentences on where the work stands.
     """
     with needs_extra("data"):
         from recprune.data.readers import read_columns
-    log = read_columns(
-        path,
+    if min_rating is not None and not math.isfinite(min_rating):
+        raise InputError(f"min_rating is {min_rating}, expected a number")
+    place = log if isinstance(log, str | os.PathLike) else "the log"
+    rows = read_columns(
+        log,
         log_format=log_format,
         columns=columns,
         time_format=time_format,
         delimiter=delimiter,
         header=header,
         on_bad_rows=on_bad_rows,
+        min_rating=min_rating,
         progress=progress,
     )
-    progress(f"sorting {len(log.times):,} interactions")
+    progress(f"sorting {len(rows.times):,} interactions")
+    left_out = LeftOut(rows.bad_rows, rows.low_ratings)
     try:
-        return _sorted_log(log.users, log.items, log.times, min_interactions, log.bad_rows)
+        return _sorted_log(
+            rows.users, rows.items, rows.times, min_interactions, deduplicate, left_out
+        )
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{place}: {error}") from None
 
 
 def interactions_from_columns(
@@ -184,11 +217,13 @@ def interactions_from_columns(
     *,
     time_format: TimeFormat = "auto",
     min_interactions: int = DEFAULT_MIN_INTERACTIONS,
+    deduplicate: bool = False,
 ) -> Interactions:
     """Build a log from columns: the user, the item and the time of each interaction.
 
     Columns are anything that polars takes as a series, a data frame's columns among them. Ids are
-    integers or strings; times are what `read_interactions` reads too, and dates and datetimes.
+    integers or strings, categories of these, or floats that are integers; times are what
+    `read_interactions` reads too, and dates and datetimes.
     """
     with needs_extra("data"):
         import polars as pl
@@ -198,12 +233,17 @@ def interactions_from_columns(
         raise InputError(f"{len(users)} users, {len(items)} items and {len(times)} times differ")
     if isinstance(times, np.ndarray) and times.dtype.kind == "M":
         times = times.astype("datetime64[us]")  # polars knows no coarser ones
-    parsed, expected = parse_times(pl.Series(times, strict=False), time_format)
+    given = pl.Series(times, strict=False)
+    parsed, expected = parse_times(given, time_format)
     if parsed.has_nulls():
         row = int(parsed.is_null().arg_true()[0])
-        raise InputError(f"times[{row}] is {times[row]!r}, expected {expected}")
+        raise InputError(f"times[{row}] is {given[row]!r}, expected {expected}")
     return _sorted_log(
-        _id_series(users, "users"), _id_series(items, "items"), parsed.to_numpy(), min_interactions
+        _id_series(users, "users"),
+        _id_series(items, "items"),
+        parsed.to_numpy(),
+        min_interactions,
+        deduplicate,
     )
 
 
@@ -212,17 +252,23 @@ def _sorted_log(
     items: pl.Series,
     times: Int64Array,
     min_interactions: int,
-    bad_rows: tuple[BadRows, ...] = (),
+    deduplicate: bool,
+    left_out: LeftOut | None = None,
 ) -> Interactions:
-    """Leave out short histories, number the ids and sort."""
+    """Leave out what is said twice and short histories, number the ids and sort."""
     import polars as pl
 
+    left_out = left_out or LeftOut()
     if min_interactions < 1:
         raise InputError(f"min_interactions is {min_interactions}, expected at least 1")
+    if deduplicate:
+        rows = pl.DataFrame({"user": users, "item": items, "time": times})
+        first = rows.unique(keep="first", maintain_order=True)
+        left_out = replace(left_out, duplicates=len(rows) - len(first))
+        users, items, times = first["user"], first["item"], first["time"].to_numpy()
     user_ids, user_of_row = number_ids(users)
     history_lengths = np.bincount(user_of_row, minlength=len(user_ids))
     long_enough = history_lengths >= min_interactions
-    left_out = LeftOut(bad_rows)
     if not long_enough.all():
         if not long_enough.any():
             raise InputError(
@@ -234,7 +280,11 @@ def _sorted_log(
         user_of_row = renumbered[user_of_row[kept]]
         user_ids = user_ids.select(long_enough)
         items = items.filter(pl.Series(kept))
-        left_out = LeftOut(bad_rows, int((~long_enough).sum()), len(times) - len(user_of_row))
+        left_out = replace(
+            left_out,
+            short_users=int((~long_enough).sum()),
+            short_interactions=len(times) - len(user_of_row),
+        )
         times = times[kept]
     item_ids, item_of_row = number_ids(items)
     offsets, sorted_items, sorted_times = sort_log(
@@ -250,8 +300,17 @@ def _id_series(values: Any, name: str) -> pl.Series:
         series = pl.Series(values)
     except (TypeError, pl.exceptions.PolarsError):
         raise InputError(f"{name} must be all integers or all strings") from None
+    if series.dtype in (pl.Categorical, pl.Enum):
+        series = series.cast(pl.String)
     if series.dtype.is_integer():
         series = series.cast(pl.Int64)
+    elif series.dtype.is_float():
+        whole = series.cast(pl.Int64, strict=False)
+        broken = (whole != series).fill_null(True)
+        if broken.any():
+            row = int(broken.arg_true()[0])
+            raise InputError(f"{name}[{row}] is {series[row]}, expected an integer or a string")
+        series = whole
     if series.dtype not in (pl.Int64, pl.String) or series.has_nulls():
         raise InputError(f"{name} must be integers or strings without gaps, not {series.dtype}")
     return series

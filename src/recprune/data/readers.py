@@ -1,4 +1,4 @@
-"""Log files into three clean columns: user, item, time.
+"""Logs, in files or in memory, into three clean columns: user, item, time.
 
 A text file is first read the fast way: typed, on all cores, with no thought for errors. Only if
 anything at all is wrong is it read again the careful way, as bytes; then the first bad row is named
@@ -24,14 +24,21 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from recprune.data.formats import Layout, Source, find_layout, find_sources, movielens_file
+from recprune.data.formats import (
+    Layout,
+    Source,
+    find_layout,
+    find_sources,
+    movielens_file,
+    table_layout,
+)
+from recprune.data.frames import LogSource, column_names, columns_of, is_table
 from recprune.data.interactions import BadRows
-from recprune.data.timestamps import TimeFormat, parse_times
+from recprune.data.timestamps import IN_ORDER, TimeFormat, parse_times
 from recprune.types import Columns, InputError, Int64Array, Progress, no_progress
 
 OnBadRows = Literal["error", "skip"]
 
-_ROLES = ("user", "item", "time")
 _BLOCK_BYTES = 4 << 20  # that Arrow parses at a time, on one core
 _LARGEST_BLOCK_BYTES = 1 << 28  # up to which blocks grow, for lines that are longer than one
 _LONGEST_EXCERPT = 120  # characters of a bad row in a message
@@ -48,10 +55,11 @@ class LogColumns:
     items: pl.Series  # Int64 or String
     times: Int64Array  # microseconds since 1970
     bad_rows: tuple[BadRows, ...]
+    low_ratings: int = 0  # rows that were left out for theirs
 
 
 def read_columns(
-    path: str | Path,
+    log: LogSource,
     *,
     log_format: str = "auto",
     columns: Columns | None = None,
@@ -59,46 +67,69 @@ def read_columns(
     delimiter: str | None = None,
     header: bool = True,
     on_bad_rows: OnBadRows = "error",
+    min_rating: float | None = None,
     progress: Progress = no_progress,
 ) -> LogColumns:
-    """Read a log file, or the parts of a folder, into columns."""
+    """Read a log file, the parts of a folder, or a table in memory into columns."""
     if on_bad_rows not in ("error", "skip"):
         raise InputError(f"on_bad_rows is {on_bad_rows!r}, expected 'error' or 'skip'")
-    try:
-        sources = find_sources(movielens_file(path) if log_format == "movielens" else path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    columns = columns or Columns()
+    rated = min_rating is not None
     parts: list[pl.DataFrame] = []
     bad_rows: list[BadRows] = []
-    for number, source in enumerate(sources, 1):
-        part_of = f" ({number} of {len(sources)})" if len(sources) > 1 else ""
-        progress(f"reading {source.path.name}{part_of}")
-        try:
-            layout = find_layout(
-                source,
-                log_format,
-                columns or Columns(),
-                time_format=time_format,
-                delimiter=delimiter,
-                header=header,
-            )
-            read = _read_parquet if layout.kind == "parquet" else _read_text
-            part, bad = read(source, layout, on_bad_rows)
-        except InputError as error:
-            named = str(error).startswith(str(source.path))
-            raise InputError(str(error) if named else f"{source.path}: {error}") from None
-        except UnicodeEncodeError:
-            raise InputError(f"{str(source.path)!a}: the file's name is not UTF-8") from None
-        except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
-            raise InputError(f"{source.path}: cannot be read: {error}") from None
+    if is_table(log):
+        if log_format != "auto" or delimiter is not None or not header:
+            raise InputError("log_format, delimiter and header are of files, not of tables")
+        place = "the log"
+        layout = table_layout(Path(place), column_names(log), columns, time_format, rated)
+        frame = columns_of(log, list(layout.roles.values()))
+        part, bad_rows = _settle_table(place, frame, layout, on_bad_rows)
         parts.append(part)
-        bad_rows += bad
+    else:
+        place = str(log)
+        try:
+            sources = find_sources(movielens_file(log) if log_format == "movielens" else log)
+        except OSError as error:
+            raise InputError(f"{log}: cannot be read: {error.strerror}") from None
+        for number, source in enumerate(sources, 1):
+            part_of = f" ({number} of {len(sources)})" if len(sources) > 1 else ""
+            progress(f"reading {source.path.name}{part_of}")
+            try:
+                layout = find_layout(
+                    source,
+                    log_format,
+                    columns,
+                    time_format=time_format,
+                    delimiter=delimiter,
+                    header=header,
+                    rated=rated,
+                )
+                read = _read_parquet if layout.kind == "table" else _read_text
+                part, bad = read(source, layout, on_bad_rows)
+            except InputError as error:
+                named = str(error).startswith(str(source.path))
+                raise InputError(str(error) if named else f"{source.path}: {error}") from None
+            except UnicodeEncodeError:
+                raise InputError(f"{str(source.path)!a}: the file's name is not UTF-8") from None
+            except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+                raise InputError(f"{source.path}: cannot be read: {error}") from None
+            parts.append(part)
+            bad_rows += bad
     users, items = (_concatenate_ids([part[role] for part in parts]) for role in ("user", "item"))
-    times = pl.concat([part["time"] for part in parts], rechunk=True).to_numpy()
+    if time_format == IN_ORDER:
+        times = np.arange(len(users), dtype=np.int64)
+    else:
+        times = pl.concat([part["time"] for part in parts], rechunk=True).to_numpy()
+    low_ratings = 0
+    if rated:
+        high = pl.concat([part["rating"] for part in parts], rechunk=True) >= min_rating
+        low_ratings = len(high) - int(high.sum())
+        users, items, times = users.filter(high), items.filter(high), times[high.to_numpy()]
     if len(times) == 0:
-        left_out = sum(bad.count for bad in bad_rows)
-        raise InputError(f"{path}: no usable row" + (f", {left_out} bad ones" if left_out else ""))
-    return LogColumns(users, items, times, _merge(bad_rows))
+        left_out = [f"{sum(bad.count for bad in bad_rows)} bad ones"] if bad_rows else []
+        left_out += [f"{low_ratings} rated below {min_rating:g}"] if low_ratings else []
+        raise InputError(": ".join([place, ", ".join(["no usable row", *left_out])]))
+    return LogColumns(users, items, times, _merge(bad_rows), low_ratings)
 
 
 def _read_text(
@@ -119,15 +150,20 @@ def _read_text(
 def _read_parquet(
     source: Source, layout: Layout, on_bad_rows: OnBadRows
 ) -> tuple[pl.DataFrame, list[BadRows]]:
-    names = {role: getattr(layout, role) for role in _ROLES}
     with source.path.open("rb") as file:
-        table = pq.ParquetFile(file).read(columns=sorted(set(names.values())))
+        table = pq.ParquetFile(file).read(columns=sorted(set(layout.roles.values())))
     frame = pl.DataFrame(pl.from_arrow(table))
-    rows = pl.DataFrame({role: frame[name] for role, name in names.items()})
+    return _settle_table(str(source.path), frame, layout, on_bad_rows)
+
+
+def _settle_table(
+    name: str, frame: pl.DataFrame, layout: Layout, on_bad_rows: OnBadRows
+) -> tuple[pl.DataFrame, list[BadRows]]:
+    rows = pl.DataFrame({role: frame[column] for role, column in layout.roles.items()})
     clean, faults = _check(rows, layout)
     bad_rows = []
     for fault in sorted(faults, key=lambda fault: fault.first_row):
-        place = f"{source.path}: row {fault.first_row + 1}: {fault.reason}"
+        place = f"{name}: row {fault.first_row + 1}: {fault.reason}"
         bad_rows.append(BadRows(fault.reason, fault.count, f"{place}: {rows.row(fault.first_row)}"))
     return _settle(clean, faults, bad_rows, on_bad_rows)
 
@@ -158,14 +194,15 @@ def _read_fast(source: Source, layout: Layout) -> pl.DataFrame:
         "iso8601": pa.timestamp("us", "UTC"),
     }
     time_type = fast_times[layout.time_format] if layout.integer_ids else pa.string()
-    types = {layout.user: id_type, layout.item: id_type, layout.time: time_type}
+    by_role = {"user": id_type, "item": id_type, "time": time_type, "rating": pa.string()}
+    types = {name: by_role[role] for role, name in layout.roles.items()}
     return _roles(_read_arrow(source, layout, types), layout)
 
 
 def _read_carefully(source: Source, layout: Layout) -> tuple[pl.DataFrame, int]:
     """Read as text; the second value counts rows of a wrong width, which are left out."""
     ragged: list[int] = []
-    names = ["line"] if layout.kind == "jsonl" else [getattr(layout, role) for role in _ROLES]
+    names = ["line"] if layout.kind == "jsonl" else list(layout.roles.values())
     table = _read_arrow(source, layout, dict.fromkeys(names, pa.string()), ragged)
     if layout.kind == "jsonl":
         frame = pl.DataFrame(pl.from_arrow(table))
@@ -268,13 +305,13 @@ class _TextStream(io.RawIOBase):
 
 def _roles(table: Any, layout: Layout) -> pl.DataFrame:
     frame = pl.DataFrame(pl.from_arrow(table))
-    return pl.DataFrame({role: frame[getattr(layout, role)] for role in _ROLES})
+    return pl.DataFrame({role: frame[name] for role, name in layout.roles.items()})
 
 
 def _json_columns(frame: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     return frame.select(
-        pl.col("line").str.json_path_match(_json_path(getattr(layout, role))).alias(role)
-        for role in _ROLES
+        pl.col("line").str.json_path_match(_json_path(name)).alias(role)
+        for role, name in layout.roles.items()
     )
 
 
@@ -314,15 +351,22 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
     if "readable" in rows.columns:
         add_fault("not a JSON object", ~rows["readable"])
     if layout.kind == "delimited":
-        rows = rows.with_columns(_trimmed(rows[role]) for role in _ROLES)
-    for role in _ROLES:
+        rows = rows.with_columns(_trimmed(rows[role]) for role in layout.roles)
+    for role in layout.roles:
         values = rows[role]
         add_fault(f"the {role} is missing", values.is_null())
         if values.dtype == pl.String:
             add_fault(f"the {role} is missing", values == "")
             add_fault(f"the {role} is not UTF-8 text", _holds(values, "\ufffd"))
-    times, expected = parse_times(rows["time"], layout.time_format)
-    add_fault(f"impossible time, expected {expected}", times.is_null())
+    final: list[pl.Series] = []
+    if layout.time:
+        times, expected = parse_times(rows["time"], layout.time_format)
+        add_fault(f"impossible time, expected {expected}", times.is_null())
+        final.append(times.alias("time"))
+    if layout.rating:
+        ratings = rows["rating"].cast(pl.Float64, strict=False).fill_nan(None)
+        add_fault("the rating is not a number", ratings.is_null())
+        final.append(ratings)
     for role in ("user", "item"):
         if rows[role].dtype == pl.String:
             # A quote that is never closed swallows the lines that follow.
@@ -339,7 +383,7 @@ def _check(rows: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, list[_Faul
         ids = _as_ids(rows[role], kept, role, layout.integer_ids)
         add_fault(f"the {role} id is not an integer", ids.is_null())
         rows = rows.with_columns(ids.alias(role))
-    return rows.select("user", "item", times.alias("time")), faults
+    return rows.select("user", "item", *final), faults
 
 
 def _trimmed(values: pl.Series) -> pl.Series:
@@ -359,6 +403,8 @@ def _as_ids(ids: pl.Series, kept: pl.Series, role: str, integer_ids: bool) -> pl
     if ids.dtype in (pl.Categorical, pl.Enum, pl.Null):
         ids, kept = ids.cast(pl.String), kept.cast(pl.String)
     if ids.dtype == pl.String:
+        if _are_whole_floats(kept):  # as pandas writes integers of a column with gaps
+            ids, kept = (texts.str.strip_suffix(".0") for texts in (ids, kept))
         integers = integer_ids or _are_canonical_integers(kept)
         return ids.cast(pl.Int64, strict=False) if integers else ids
     if not ids.dtype.is_numeric():
@@ -377,6 +423,14 @@ def _are_canonical_integers(texts: pl.Series) -> bool:
             return False
     padded = texts.str.starts_with("0") & (texts.str.len_bytes() > 1)
     return not (padded | texts.str.starts_with("-0") | texts.str.starts_with("+")).any()
+
+
+def _are_whole_floats(texts: pl.Series) -> bool:
+    """Say whether all texts are integers that end with ".0"."""
+    return all(
+        bool(sample.str.contains(r"^-?\d+\.0$").fill_null(False).all()) and len(sample) > 0
+        for sample in (texts.head(1000), texts)
+    )
 
 
 def _concatenate_ids(parts: list[pl.Series]) -> pl.Series:

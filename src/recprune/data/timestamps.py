@@ -14,8 +14,9 @@ from recprune.data.identifiers import number_integers
 from recprune.types import InputError
 
 TimeFormat = Literal[
-    "auto", "seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601", "yyyymmdd"
+    "auto", "seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601", "yyyymmdd", "order"
 ]
+IN_ORDER: TimeFormat = "order"  # no times at all: rows stand in the order of theirs
 TIME_FORMATS: tuple[str, ...] = get_args(TimeFormat)
 
 # A log from before 1970 or after 2199 is a log with a broken clock, or of another unit.

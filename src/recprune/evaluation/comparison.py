@@ -99,7 +99,7 @@ def verdict(
     best, against = max((unbeaten or comparisons).items(), key=lambda pair: pair[1].second)
     figures = (
         f"{against.first:.4f} against {against.second:.4f} "
-        f"({_in_words(against.difference, confidence)}, p = {against.p_value:.2g})"
+        f"({in_words(against.difference, confidence)}, p = {against.p_value:.2g})"
     )
     if not unbeaten:
         return f"{name} beats every baseline on {metric}: the best of them is {best}, {figures}."
@@ -115,6 +115,6 @@ def _significant(comparison: Comparison) -> bool:
     return comparison.p_value < 1.0 - comparison.confidence
 
 
-def _in_words(difference: Estimate, confidence: float) -> str:
+def in_words(difference: Estimate, confidence: float) -> str:
     interval = f"{confidence * 100:g} % interval {difference.low:+.4f} to {difference.high:+.4f}"
     return f"{difference.mean:+.4f}, {interval}"

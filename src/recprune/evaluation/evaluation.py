@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,10 @@ from recprune.evaluation.resampling import (
     bootstrap_mean,
     in_parts,
 )
-from recprune.types import Float64Array, InputError, Int32Array, Json
+from recprune.types import Float64Array, InputError, Int32Array, Json, needs_extra
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Of users, by their targets.
 Group = Literal["repeats", "others", "cold", "warm"]
@@ -91,6 +94,21 @@ class Evaluation:
     def repeat_share(self) -> float | None:
         """The share of users whose target is in their own history; None where it is not known."""
         return None if self.repeats is None else self.repeats.num_users / self.num_users
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return a row for each figure: run, metric, mean, low and high.
+
+        Metrics with their intervals come first, then Coverage@K and Bias@K, which have none.
+        """
+        with needs_extra("data"):
+            import polars as pl
+        rows: list[tuple[str, float | None, float | None, float | None]] = []
+        rows += [(name, one.mean, one.low, one.high) for name, one in self.metrics.items()]
+        for name, by_cutoff in (("Coverage", self.coverage), ("Bias", self.popularity_bias)):
+            rows += [(f"{name}@{k}", mean, None, None) for k, mean in by_cutoff.items()]
+        numbers = dict.fromkeys(("mean", "low", "high"), pl.Float64)
+        frame = pl.DataFrame(rows, schema={"metric": pl.String, **numbers}, orient="row")
+        return frame.select(pl.lit(self.name).alias("run"), pl.all())
 
     def to_json(self) -> Json:
         """Return the figures as what `json` can write."""

@@ -1,0 +1,1 @@
+"""Items that have vectors already: quantised, searched, and ranked by the vectors again."""

@@ -1,0 +1,325 @@
+"""An index of vectors that somebody else's model made: quantised to codes, then searched exactly.
+
+Exact means exact with respect to the codes. What quantising costs is measured when the index is
+built, as recall against the vectors themselves, and can be won back by ranking the first
+candidates by their vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recprune.data.identifiers import (
+    CatalogueIds,
+    ExternalId,
+    RowNumbers,
+    ids_from_arrays,
+    number_ids,
+)
+from recprune.preparation.codebook import assign_pq
+from recprune.search.checks import checked_count, checked_queries
+from recprune.search.index import Index
+from recprune.search.index_arrays import Layout
+from recprune.search.top_k import TopK
+from recprune.storage import Saved, load_folder, save_folder
+from recprune.types import (
+    Float32Array,
+    InputError,
+    Int64Array,
+    Json,
+    Progress,
+    StorageError,
+    no_progress,
+    random_generator,
+)
+from recprune.vectors.rotation import balanced_rotation
+
+KIND = "vector index"
+_VERSION = 1
+_CUTOFF = 10  # places of an answer that recall looks at
+_QUERIES = 256  # of a sample, if none are given
+_RERANKED = 100  # candidates, in the figures of a build
+_SPLITS = (8, 16, 32, 64)  # tried in turn until the recall is reached
+_PRODUCTS = 1 << 24  # that are computed at a time
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What an answer shares with the ten best by the vectors themselves, over some queries."""
+
+    num_splits: int
+    bytes_per_item: int  # of a code
+    by_codes: float
+    reranked: float  # where the best hundred by codes are ranked by their vectors
+
+
+class VectorIndex:
+    """Finds the items with the highest inner product. Immutable, and safe to share by threads."""
+
+    def __init__(
+        self,
+        index: Index,
+        rotation: Float32Array,
+        item_ids: CatalogueIds,
+        vectors: Float32Array | None,
+        recalls: Sequence[Recall],
+    ) -> None:
+        """Use `build` or `load`."""
+        self.index = index  # of the turned vectors
+        self.item_ids = item_ids
+        self.vectors = vectors  # as they were given, in the order of the ids; None: not kept
+        self.recalls = tuple(recalls)  # for every number of splits that was tried, the last is used
+        self._rotation = rotation
+
+    def __repr__(self) -> str:
+        kept = "vectors kept" if self.vectors is not None else "codes alone"
+        return (
+            f"VectorIndex({len(self.item_ids):,} items, d = {self.width}, "
+            f"{self.index.num_splits} splits, {kept})"
+        )
+
+    @property
+    def width(self) -> int:
+        """The dimension d of vectors and queries."""
+        return int(self._rotation.shape[1])
+
+    @property
+    def num_items(self) -> int:
+        """Catalogue size."""
+        return self.index.num_items
+
+    # Making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls,
+        vectors: Any,
+        item_ids: Any = None,
+        *,
+        num_splits: int | None = None,
+        recall: float = 0.9,
+        queries: Any = None,
+        keep_vectors: bool = True,
+        layout: Layout = "auto",
+        seed: int = 0,
+        threads: int = 1,
+        progress: Progress = no_progress,
+    ) -> VectorIndex:
+        """Quantise vectors (floats [n, d]) and lay their codes out for search.
+
+        `item_ids` are integers or strings, one for each vector; answers then have positions in
+        their order, not in that of the vectors. Without `num_splits`, 8, 16, 32 and 64 are tried, a
+        byte of a code each, until answers have the wanted `recall`: with vectors kept, of the best
+        hundred by codes ranked anew; else of the codes alone. It is measured at ten places on
+        `queries` (floats [q, d]), which should be such as will be asked; without any, on some of
+        the items. All that was tried is in `recalls`.
+        """
+        given = checked_vectors(vectors, "vectors")
+        ids: CatalogueIds = RowNumbers(len(given))
+        if item_ids is not None:
+            ids, order = _in_order(item_ids, len(given))
+            given = given[order]
+        if not 0.0 < recall <= 1.0:
+            raise InputError(f"recall is {recall}, expected more than 0, and at most 1")
+        num_sub_items = min(256, len(given))
+        if num_splits is not None and not 1 <= num_splits <= given.shape[1]:
+            raise InputError(f"num_splits is {num_splits}, expected 1 to d = {given.shape[1]}")
+        rng = random_generator(seed)
+        sample = given[np.sort(rng.permutation(len(given))[:_QUERIES])]
+        asked = sample if queries is None else checked_vectors(queries, "queries")[:_QUERIES]
+        if asked.shape[1] != given.shape[1]:
+            raise InputError(f"queries are of width {asked.shape[1]}, vectors of {given.shape[1]}")
+        progress("the best by the vectors themselves")
+        wanted = best_products(given, asked, _CUTOFF)
+        tried: list[Recall] = []
+        sizes = [size for size in _SPLITS if size <= given.shape[1]] or [given.shape[1]]
+        for size in sizes if num_splits is None else [num_splits]:
+            progress(f"{size} splits")
+            rotation = balanced_rotation(given, size, random_generator(seed, size))
+            turned = given @ rotation.T
+            quantised = assign_pq(
+                turned, num_splits=size, num_sub_items=num_sub_items, seed=seed, threads=threads
+            )
+            index = Index.build(
+                quantised.codebook.codes,
+                quantised.sub_item_embeddings,
+                layout=layout,
+                threads=threads,
+            )
+            found = cls(index, rotation, ids, given, ())
+            top = found.search(asked, _CUTOFF, threads=threads).ids
+            again = found.search(asked, _CUTOFF, rerank=_RERANKED, threads=threads).ids
+            tried.append(Recall(size, size, _shared(top, wanted), _shared(again, wanted)))
+            if (tried[-1].reranked if keep_vectors else tried[-1].by_codes) >= recall:
+                break
+        return cls(index, rotation, ids, given if keep_vectors else None, tried)
+
+    # Asking it -----------------------------------------------------------------------------------
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        rerank: int = 0,
+        exclude: Any = None,
+        allow: Any = None,
+        threads: int = 1,
+    ) -> TopK:
+        """Return the top k for queries (floats [q, d] or [d]): positions, by their codes.
+
+        With `rerank`, so many of the best by codes, at least k, are ranked by their vectors: exact
+        among these, approximate with respect to all vectors, as nothing says what codes have left
+        out. `exclude` and `allow` are those of `Index.search`, by position.
+        """
+        given = np.ascontiguousarray(queries, np.float32)
+        asked, single = checked_queries(given, "queries", (self.width,))
+        if single and exclude is not None:
+            exclude = [exclude]
+        if not checked_count(rerank, "rerank"):
+            top = self.index.search(
+                self._turned(asked), k, exclude=exclude, allow=allow, threads=threads
+            )
+        else:
+            top = self._reranked(asked, k, max(rerank, k), exclude, allow, threads)
+        return TopK(top.ids[0], top.scores[0], top.stats) if single else top
+
+    def external_ids(self, top: TopK) -> list[list[ExternalId]]:
+        """Return the external ids of an answer, a list for each query; padding is left out."""
+        rows = np.atleast_2d(top.ids)
+        return [list(self.item_ids.take(row[row >= 0].tolist())) for row in rows]
+
+    def _turned(self, queries: Float32Array) -> Float32Array:
+        """Turn queries one by one: BLAS gives a row other last bits in company than alone."""
+        turned = np.empty((len(queries), len(self._rotation)), np.float32)
+        for row, query in zip(turned, queries, strict=True):
+            np.matmul(self._rotation, query, out=row)
+        return turned
+
+    def _reranked(
+        self, asked: Float32Array, k: int, count: int, exclude: Any, allow: Any, threads: int
+    ) -> TopK:
+        if self.vectors is None:
+            raise InputError("rerank needs the vectors, which this index was built without")
+        count = min(count, max(k, self.index.num_items))
+        top = self.index.search(
+            self._turned(asked), count, exclude=exclude, allow=allow, threads=threads
+        )
+        ids = np.full((len(asked), k), -1, np.int64)
+        scores = np.full((len(asked), k), -np.inf, np.float32)
+        for query, row in enumerate(top.ids):
+            # By ascending id, so that a stable sort keeps the tie rule.
+            candidates = np.sort(row[row >= 0])
+            products = self.vectors[candidates] @ asked[query]
+            best = np.argsort(-products, kind="stable")[:k]
+            ids[query, : len(best)] = candidates[best]
+            scores[query, : len(best)] = products[best]
+        return TopK(ids, scores, top.stats)
+
+    # Keeping it ----------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index as a folder, in place of an older one if there is one."""
+        arrays: dict[str, Any] = {"rotation": self._rotation}
+        if self.vectors is not None:
+            arrays["vectors"] = self.vectors
+        if not isinstance(self.item_ids, RowNumbers):
+            arrays |= self.item_ids.to_arrays("item_ids")
+        settings: Json = {"recalls": [asdict(recall) for recall in self.recalls]}
+        parts = {"index": self.index.parts()}
+        save_folder(folder, Saved(KIND, _VERSION, settings, arrays, parts))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = True) -> VectorIndex:
+        """Memory-map a saved index; `verify` compares every byte with its checksum first."""
+        saved = load_folder(folder, kind=KIND, version=_VERSION, verify=verify)
+        index = Index.from_parts(saved.part("index", str(folder)), str(folder))
+        try:
+            ids = ids_from_arrays(saved.arrays, "item_ids") or RowNumbers(index.num_items)
+            if len(ids) != index.num_items:
+                raise StorageError(f"{len(ids)} item_ids, the index has {index.num_items} items")
+            rotation = _checked_saved(saved, "rotation", index.width)
+            vectors = None
+            if "vectors" in saved.arrays:
+                vectors = _checked_saved(saved, "vectors", index.num_items)
+                if vectors.shape[1] != rotation.shape[1]:
+                    raise StorageError("vectors and rotation are of different widths")
+            recalls = [Recall(**recall) for recall in saved.settings["recalls"]]
+        except (KeyError, TypeError) as error:
+            raise StorageError(f"{folder}: the vector index has no proper {error}") from None
+        except StorageError as error:
+            raise StorageError(f"{folder}: {error}") from None
+        return cls(index, rotation, ids, vectors, recalls)
+
+
+def best_products(vectors: Float32Array, queries: Float32Array, k: int) -> Int64Array:
+    """Return the k vectors of the highest inner product with each query, in no order, [q, k]."""
+    k = min(k, len(vectors))
+    step = max(1, _PRODUCTS // len(vectors))
+    found = [
+        np.argpartition(-(queries[start : start + step] @ vectors.T), k - 1, axis=1)[:, :k]
+        for start in range(0, len(queries), step)
+    ]
+    return np.concatenate(found)
+
+
+def checked_vectors(vectors: Any, name: str) -> Float32Array:
+    """Return floats [n, d] as float32: of NumPy, a list, or whatever has `__array__`."""
+    try:
+        given = np.asarray(vectors)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} cannot be read as an array: {error}") from None
+    if given.ndim != 2 or given.dtype.kind not in "fiu" or 0 in given.shape:
+        raise InputError(f"{name} is {given.dtype}{list(given.shape)}, expected floats [n, d]")
+    with np.errstate(over="ignore"):  # found below
+        narrow = np.ascontiguousarray(given, np.float32)
+    finite = np.isfinite(narrow).all(axis=1)
+    if not finite.all():
+        row = int(finite.argmin())
+        raise InputError(f"{name}[{row}] holds NaN, infinity or what float32 cannot hold")
+    return narrow
+
+
+def _in_order(item_ids: Any, count: int) -> tuple[CatalogueIds, Int64Array]:
+    """Return ids as catalogues have them, sorted, and which vector belongs to each."""
+    import polars as pl
+
+    if len(item_ids) != count:
+        raise InputError(f"{len(item_ids)} item_ids, but {count} vectors")
+    try:
+        values = pl.Series(item_ids)
+    except (TypeError, pl.exceptions.PolarsError):
+        values = pl.Series([], dtype=pl.Null)
+    kind = pl.Int64 if values.dtype.is_integer() else pl.String
+    if not (values.dtype.is_integer() or values.dtype == pl.String) or values.has_nulls():
+        raise InputError("item_ids must be all integers or all strings")
+    ids, places = number_ids(values.cast(kind))
+    if len(ids) < count:
+        row = int(np.flatnonzero(np.bincount(places)[places] > 1)[0])
+        raise InputError(f"item_ids[{row}] is {values[row]!r}, which is there twice")
+    order = np.empty(count, np.int64)
+    order[places] = np.arange(count)
+    return ids, order
+
+
+def _shared(found: Int64Array, wanted: Int64Array) -> float:
+    """Return the share of what was wanted that was found, the mean over queries."""
+    return float(
+        np.mean([np.isin(row, best).mean() for row, best in zip(wanted, found, strict=True)])
+    )
+
+
+def _checked_saved(saved: Saved, name: str, rows: int) -> Float32Array:
+    array = saved.arrays[name]
+    if array.dtype != np.float32 or array.ndim != 2 or len(array) != rows:
+        raise StorageError(
+            f"{name} is {array.dtype}{list(array.shape)}, expected float32[{rows}, d]"
+        )
+    if not np.isfinite(array).all():
+        raise StorageError(f"{name} is not all finite")
+    return array

@@ -1,0 +1,65 @@
+"""A log's histories reach `recprune batch` and the store of a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from recprune.cli import main
+from recprune.recommender.recommender import Recommender
+from recprune.serve.histories.histories import open_histories
+from tests.support.shops import Shop
+
+LOG = "user,item,time\nanna,tea6,20\nbob,tea1,15.5\nanna,tea5,10\nanna,tea6,20\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    path = tmp_path / "log.csv"
+    path.write_text(LOG)
+    return str(path)
+
+
+def test_histories_of_a_log_are_answered_by_batch(shop: Shop, log: str, tmp_path: Path) -> None:
+    out = tmp_path / "histories.parquet"
+    assert main(["histories", log, "--min-interactions", "1", "--out", str(out)]) == 0
+    rows = pl.read_parquet(out)
+    assert rows.rows() == [
+        ("anna", ["tea5", "tea6", "tea6"], [10.0, 20.0, 20.0]),
+        ("bob", ["tea1"], [15.5]),
+    ]
+    answers = tmp_path / "answers"
+    words = ["--histories", str(out), "--out", str(answers), "-k", "3", "--workers", "1"]
+    assert main(["batch", shop.recommender, *words]) == 0
+    found = pl.read_parquet(answers / "part-00000.parquet")
+    expected = Recommender.load(shop.recommender).recommend(rows["history"].to_list(), 3)
+    assert found["items"].to_list() == expected.items
+
+
+def test_a_log_is_imported_into_a_service_once(
+    log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'histories.db'}"
+    words = ["histories", log, "--min-interactions", "1", "--into", url]
+    for new in (4, 0):
+        assert main(words) == 0
+        assert f"{new} events of 2 users are new in the histories" in capsys.readouterr().err
+    histories = open_histories(url, 10)
+    try:
+        assert histories.dated_history("anna") == [("tea5", 10.0), ("tea6", 20.0), ("tea6", 20.0)]
+        assert histories.dated_history("bob") == [("tea1", 15.5)]
+    finally:
+        histories.close()
+    assert main([*words, "--most", "0"]) == 2
+    assert "--most is 0" in capsys.readouterr().err
+    assert main(["histories", log, "--into", "ftp://x"]) == 2
+
+
+def test_only_the_newest_are_taken(log: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "histories.parquet")
+    assert main(["histories", log, "--min-interactions", "1", "--most", "2", "--out", out]) == 0
+    assert pl.read_parquet(out)["history"].to_list() == [["tea6", "tea6"], ["tea1"]]
+    missing = str(tmp_path / "nowhere" / "histories.parquet")
+    assert main(["histories", log, "--min-interactions", "1", "--out", missing]) == 2
