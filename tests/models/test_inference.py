@@ -20,7 +20,7 @@ from recprune import Index, InputError, StorageError
 from recprune.models.architectures import ARCHITECTURES, SequenceModel, build_model
 from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
 from recprune.models.inference import Encoder, ItemVectors, OnnxEncoder, TorchEncoder
-from recprune.models.onnx_export import export_encoder
+from recprune.models.onnx_export import EncoderPrecision, export_encoder, quantised
 from recprune.models.ranking import encode_histories
 from recprune.models.settings import Architecture, EmbeddingKind, ModelSettings
 from recprune.models.timelines import gap_and_age_buckets
@@ -67,8 +67,13 @@ def vectors_of(model: SequenceModel) -> ItemVectors:
     return ItemVectors.from_table(table.detach().numpy())
 
 
-def onnx_encoder(model: SequenceModel, length: int = LENGTH, threads: int = 1) -> OnnxEncoder:
-    exported = export_encoder(model)
+def onnx_encoder(
+    model: SequenceModel,
+    length: int = LENGTH,
+    threads: int = 1,
+    precision: EncoderPrecision = "float32",
+) -> OnnxEncoder:
+    exported = export_encoder(model, precision)
     return OnnxEncoder(
         exported.onnx, vectors_of(model), length, tables=exported.tables, threads=threads
     )
@@ -209,6 +214,43 @@ def test_the_graph_means_the_same_to_the_reference_implementation(
     found = cast(list[Float32Array], reference.run(None, inputs))[0]
     expected = TorchEncoder(model, LENGTH).encode([history], timelines)
     assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.parametrize("width", [WIDTH, WIDE, 40])  # the last is not of whole blocks
+def test_weights_of_8_bits_move_what_is_encoded_a_little(
+    architecture: Architecture, num_heads: int, width: int
+) -> None:
+    model = some_model(settings_of(architecture, num_heads, width=width))
+    exact, fast = onnx_encoder(model), onnx_encoder(model, precision="int8")
+    content = export_encoder(model, "int8").onnx
+    assert content == export_encoder(model, "int8").onnx  # the same bytes every time
+    assert width == 40 or len(content) < 0.7 * len(export_encoder(model).onnx)
+    histories = some_histories(1, 2, 7, 7, LENGTH - 1, LENGTH)
+    timelines = some_timelines(histories)
+    expected, found = exact.encode(histories, timelines), fast.encode(histories, timelines)
+    moved = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (moved < 0.1).all()
+    assert width == 40 or (moved > 0).all()
+
+
+def test_a_weight_of_8_bits_is_off_by_half_a_scale_at_most() -> None:
+    weight = np.random.default_rng(4).normal(0, 1, (96, 5)) * 10.0 ** np.arange(-2, 3)
+    weight[32:64, 1] = 0.0
+    whole, scales = quantised(weight)
+    assert whole.dtype == np.int8
+    assert scales.dtype == np.float32
+    assert whole.shape == weight.shape
+    assert scales.shape == (3, 5)
+    meant = whole * np.repeat(scales, 32, axis=0)
+    assert (np.abs(meant - weight) <= 0.5001 * np.repeat(scales, 32, axis=0)).all()
+    assert (meant[32:64, 1] == 0).all()
+
+
+def test_another_precision_is_refused(model: SequenceModel) -> None:
+    with pytest.raises(InputError, match="encoder_precision is 'int4', expected float32 or int8"):
+        export_encoder(model, cast(EncoderPrecision, "int4"))
 
 
 def test_lengths_may_be_mixed_and_results_keep_their_order(encoder: Encoder) -> None:

@@ -28,7 +28,7 @@ torch.set_num_threads(1)  # of tiny models, threads would only wait for each oth
 
 def test_the_presets_are_the_models_of_the_paper() -> None:
     papers = {"sasrec", "gsasrec", "gbert4rec"}
-    assert set(PRESETS) == papers | {"esasrec", "timed", "recommended", "generative"}
+    assert set(PRESETS) == papers | {"esasrec", "timed", "continued", "recommended", "generative"}
     for preset in (PRESETS[name] for name in papers):
         assert preset.model.codes == "svd"
         assert (preset.model.width, preset.model.length) == (512, 200)

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recprune import ColdItems, Content, InputError, Interactions, find_cold_items
+from recprune import (
+    ColdItems,
+    Content,
+    InputError,
+    Interactions,
+    find_cold_items,
+    interactions_from_columns,
+)
 from recprune.preparation import neighbours as nearest
+from recprune.preparation.cold_items import like_by_company
 from recprune.preparation.neighbours import nearest_by_text, nearest_by_vector, text_words
 from recprune.preparation.prepared import Prepared
 from recprune.types import no_progress
@@ -163,3 +171,26 @@ def test_what_a_file_says_of_cold_items_is_checked(part: str, value: Any, messag
     kind = np.int32 if changed.dtype.kind == "i" else np.float32
     with pytest.raises(InputError, match=message):
         ColdItems(**whole | {part: changed.astype(kind)}).check_items(9)
+
+
+def test_company_is_what_stands_beside_an_item() -> None:
+    """Held against a walk over all pairs of events."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, 12, 300), rng.integers(0, 25, 300)
+    log = interactions_from_columns(users, items, np.arange(300), min_interactions=1)
+    asked = np.arange(log.num_items) % 4 == 0
+    found = like_by_company(log, asked, ~asked, num_neighbours=3)
+    found.check_items(log.num_items)
+    popularity = np.bincount(log.items, minlength=log.num_items)
+    sums = np.zeros((log.num_items, log.num_items))
+    for user in range(log.num_users):
+        history = log.history(user).tolist()
+        for place, item in enumerate(history):
+            for other in history[max(0, place - 5) : place] + history[place + 1 : place + 6]:
+                if asked[item] and not asked[other]:
+                    sums[item, other] += 1 / np.sqrt(popularity[other])
+    assert found.items.tolist() == np.flatnonzero(sums.any(axis=1)).tolist()
+    for item, neighbours, weights in zip(found.items, found.neighbours, found.weights, strict=True):
+        best = np.sort(sums[item])[::-1][:3]
+        assert np.allclose(sums[item, neighbours][weights > 0], best[best > 0], rtol=1e-5)
+        assert np.allclose(weights, best / best.sum(), rtol=1e-5)

@@ -18,7 +18,7 @@ from recprune.models.settings import Settings
 from recprune.models.timelines import UNKNOWN_TIME
 from recprune.preparation.holdout import Targets
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import attach_tables
 from recprune.training.loop import train, validation_ndcg
 from recprune.training.minibatches import (

@@ -16,7 +16,7 @@ from recprune.models.embedding import FullEmbedding, RecJPQEmbedding
 from recprune.models.losses import find_loss
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import load_model, model_arrays
 from recprune.training.loop import train
 from recprune.training.negatives import Negatives

@@ -16,7 +16,7 @@ from recprune import InputError, Targets
 from recprune.cli import main
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import epochs_until_best, load_code_report, load_model
 from recprune.training.loop import EpochReport, train, validation_ndcg
 from recprune.training.tuning import tune

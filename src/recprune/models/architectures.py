@@ -6,6 +6,7 @@ import copy
 from typing import TypeAlias, cast
 
 from recprune.models.bert4rec import BERT4Rec
+from recprune.models.continued import ContinuedSASRec
 from recprune.models.embedding import FullEmbedding, ItemEmbedding, RecJPQEmbedding
 from recprune.models.esasrec import ESASRec
 from recprune.models.learnt_codes import LearntEmbedding
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[Architecture, type[SequenceModel]] = {
     "sasrec": SASRec,
     "esasrec": ESASRec,
     "timed": TimedSASRec,
+    "continued": ContinuedSASRec,
     "bert4rec": BERT4Rec,
 }
 

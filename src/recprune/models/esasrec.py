@@ -87,6 +87,11 @@ class ESASRecBlock(nn.Module):
         queries = graph.last_position(normalised) if last else normalised
         attended = graph.attend(self, queries, normalised, last=last, causal=not last, bias=bias)
         before = graph.last_position(states) if last else states
+        return self._write_after_attention(graph, before, queries, attended)
+
+    def _write_after_attention(
+        self, graph: OnnxGraph, before: str, queries: str, attended: str
+    ) -> str:
         states = graph.add("Add", before, graph.gated(attended, queries, self.attention_gate))
         normalised = graph.norm(states, self.network_norm)
         inside = graph.layer(normalised, self.inner)

@@ -107,6 +107,11 @@ class ItemVectors:
         """Return the vectors of items that are made up of these: [..., d]."""
         return self._rows.take(sub_items, axis=0).reshape(*sub_items.shape[:-1], self.width)
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what the vectors are made of."""
+        codes = {} if self._codes is None else {"codes": self._codes}
+        return {"rows": self._rows, **codes}
+
     def sub_items(self, items: Int64Array) -> Int64Array:
         """Return which of all sub-items make up items, which are there: [..., M]."""
         codes = items[..., None] if self._codes is None else self._codes[items]
@@ -134,6 +139,8 @@ class OnnxEncoder:
         options.enable_mem_pattern = False
         # Waiting threads do not take cores from searching ones.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Weights of 8 bits are multiplied as such (4), not turned into numbers of 32 bits first.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
         try:
             # Without a fallback, which would print and try the same once more.
             session = onnxruntime.InferenceSession(

@@ -6,11 +6,13 @@ and for all, and nothing but `onnx` is needed.
 
 The vector of an item is made of a few sub-item vectors, and of these there are few. So what the
 first block multiplies with single items is looked up in tables and added, see `look_up`.
+
+Weights may be kept as int8, which is a quarter of what a request reads of them: see `quantised`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ from recprune.models.attention import array_of
 from recprune.models.embedding import RecJPQEmbedding
 from recprune.models.graph_names import VECTORS
 from recprune.models.inference import ExportedEncoder
-from recprune.types import VERSION, Float32Array, Float64Array, needs_extra
+from recprune.types import VERSION, Float32Array, Float64Array, InputError, needs_extra
 
 with needs_extra("train"):
     import onnx
@@ -28,15 +30,20 @@ with needs_extra("train"):
 with needs_extra("train"):
     from torch import nn
 
+EncoderPrecision = Literal["float32", "int8"]
+
 _SEQUENCE_EMBEDDING = "sequence_embedding"
 _OPSET = 23  # the first that knows Attention
 _IR_VERSION = 11  # which came with it; a newer one would only lock out older runtimes
 _END = int(np.iinfo(np.int64).max)  # of an axis, however long
 _LEAST_SHARE = 32  # how many times as wide as its splits are many a model is, for look-ups to pay
 _MOST_SHARE = 8  # how many times as many rows a table of look-ups may have as a weight
+_BLOCK = 32  # inputs of a layer that share a scale; ONNX Runtime has kernels for 16 to 256
 
 
-def export_encoder(model: SequenceModel) -> ExportedEncoder:
+def export_encoder(
+    model: SequenceModel, precision: EncoderPrecision = "float32"
+) -> ExportedEncoder:
     """Return an ONNX model of `model.encode_last`, its weights inside, and what it looks up.
 
     Input `vectors`, float32 [batch, length, d]; output `sequence_embedding`, float32 [batch, d].
@@ -46,11 +53,29 @@ def export_encoder(model: SequenceModel) -> ExportedEncoder:
     Such an encoder also takes `gaps` and `ages`, int64 [batch, length]: the buckets of how long
     each event was the newest, and of how long it is ago.
     The longest history stands in its metadata as `length`.
+    With `precision` int8, layers have weights of 8 bits, and ONNX Runtime multiplies them with
+    inputs of 8 bits, which moves φ a little; what is looked up stays as it is.
     """
-    graph = OnnxGraph(model.embedding.width, _sub_items_to_look_up(model))
+    if precision not in get_args(EncoderPrecision):
+        expected = " or ".join(get_args(EncoderPrecision))
+        raise InputError(f"encoder_precision is {precision!r}, expected {expected}")
+    graph = OnnxGraph(model.embedding.width, _sub_items_to_look_up(model), precision)
     last = model.write_graph(graph)
     graph.add("Squeeze", last, graph.integers(1), output=_SEQUENCE_EMBEDDING)
     return ExportedEncoder(graph.finished(model.longest_history), graph.tables)
+
+
+def quantised(weight: Float64Array) -> tuple[NDArray[np.int8], Float32Array]:
+    """Return a weight [in, out] as int8, and scales [in / 32, out].
+
+    No number is further off than half its scale, the largest of 32 in magnitude / 127.
+    """
+    inputs, outputs = weight.shape
+    blocks = weight.reshape(inputs // _BLOCK, _BLOCK, outputs)
+    scales = (np.abs(blocks).max(axis=1) / 127).astype(np.float32)
+    scales[scales == 0.0] = 1.0  # of zeros alone
+    whole = np.rint(blocks / scales[:, None]).clip(-127, 127).astype(np.int8)
+    return whole.reshape(inputs, outputs), scales
 
 
 def _sub_items_to_look_up(model: SequenceModel) -> Float64Array | None:
@@ -80,11 +105,17 @@ class AttentionLayers(Protocol):
 class OnnxGraph:
     """Nodes and constants; what its methods take and return are names of values."""
 
-    def __init__(self, width: int, sub_items: Float64Array | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        sub_items: Float64Array | None = None,
+        precision: EncoderPrecision = "float32",
+    ) -> None:
         """With sub-item embeddings [M, B, d/M], products of items can be looked up."""
         self.tables: dict[str, Float32Array] = {}  # of these, each with an input of its name
         self._width = width
         self._sub_items = sub_items
+        self._precision = precision  # of the weights of layers
         self._buckets: list[str] = []  # further inputs
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
@@ -136,8 +167,16 @@ class OnnxGraph:
 
     def linear(self, inputs: str, weight: Float64Array, bias: Float64Array | None = None) -> str:
         """Multiply by a weight laid out as torch does, [out, in], and add the bias."""
-        product = self.add("MatMul", inputs, self.constant(weight.T))
+        product = self.add("MatMul", inputs, self._weights(weight.T))
         return product if bias is None else self.add("Add", product, self.constant(bias))
+
+    def _weights(self, weight: Float64Array) -> str:
+        """Add what inputs are multiplied by, [in, out]; as int8, ONNX Runtime never unpacks it."""
+        if self._precision == "float32" or len(weight) % _BLOCK:
+            return self.constant(weight)
+        whole, scales = quantised(weight)
+        stored = self._stored(whole), self._stored(scales)
+        return self.add("DequantizeLinear", *stored, axis=0, block_size=_BLOCK)
 
     def layer(self, inputs: str, module: nn.Linear) -> str:
         return self.linear(inputs, array_of(module.weight), array_of(module.bias))
@@ -236,6 +275,19 @@ class OnnxGraph:
         start = self.add("Neg", self.add("Shape", states, start=1, end=2))
         rows = self.add("Slice", self.constant(table), start, self.integers(_END), self.integers(0))
         return self.add("Add", states, rows)
+
+    def corner(self, table: Float64Array, states: str) -> str:
+        """Cut [1, heads, n, n] to the first rows and columns, as many as there are states."""
+        count = self.add("Shape", states, start=1, end=2)
+        both = self.add("Concat", count, count, axis=0)
+        starts, axes = self.integers(0, 0), self.integers(2, 3)
+        return self.add("Slice", self.constant(table), starts, both, axes)
+
+    def last_columns(self, table: Float64Array, states: str) -> str:
+        """Cut [..., n] to the last columns, as many as there are states."""
+        start = self.add("Neg", self.add("Shape", states, start=1, end=2))
+        end, axis = self.integers(_END), self.integers(-1)
+        return self.add("Slice", self.constant(table), start, end, axis)
 
     def finished(self, length: int) -> bytes:
         """Return the checked model."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from recprune.types import MAX_SUB_ITEMS, InputError, Json
 
-Architecture = Literal["sasrec", "esasrec", "timed", "bert4rec"]
+Architecture = Literal["sasrec", "esasrec", "timed", "continued", "bert4rec"]
 EmbeddingKind = Literal["recjpq", "full", "auto"]
 Codes = Literal["svd", "random", "learnt"]
 Loss = Literal["bce", "gbce", "softmax", "cross_entropy", "digits"]
@@ -49,6 +49,7 @@ class ModelSettings:
     num_splits: int = _described(8, "M of learnt codes; others are as prepared", _COUNT)
     num_sub_items: int = _described(256, "B of learnt codes; others are as prepared", "2 to 256")
     inner_share: float = _described(1.0, "of width, inside eSASRec's networks", "more than 0")
+    kept_width: int = _described(64, "of keys and values, each, of continued", _COUNT)
     repeats: int = _described(0, "events that a repeat head looks back; 0: none", "0 or more")
     own_scores: float = _described(
         1.0, "share of their scores that own items keep beside that head", "0 to 1"
@@ -62,6 +63,7 @@ class ModelSettings:
         _check_choice(self, "codes", Codes)
         for name in ("num_splits", "num_sub_items", "width", "num_blocks", "num_heads", "length"):
             _check_count(self, name)
+        _check_count(self, "kept_width")
         if not 2 <= self.num_sub_items <= _MAX_LEARNT:
             raise InputError(f"num_sub_items is {self.num_sub_items}, expected 2 to {_MAX_LEARNT}")
         for name in ("repeats", "transitions"):
@@ -100,6 +102,12 @@ class ModelSettings:
     def inner_width(self) -> int:
         """How wide eSASRec's networks are inside."""
         return max(1, round(self.width * self.inner_share))
+
+    @property
+    def reaches(self) -> list[int]:
+        """How far back each block of `continued` looks: together, as far as a history is long."""
+        least, more = divmod(self.length - 1, self.num_blocks)
+        return [least + (block < more) for block in range(self.num_blocks)]
 
     @property
     def knows_activity(self) -> bool:
@@ -370,6 +378,10 @@ PRESETS = {
     # Encoding with networks as wide as the model would take up to 3.2 times as long as SASRec's.
     "esasrec": Settings(ModelSettings("esasrec", inner_share=0.25), _CORRECTED_SOFTMAX),
     "timed": Settings(ModelSettings("timed"), _CORRECTED_SOFTMAX),
+    # eSASRec whose attention can be continued, a position for an event: docs/models.md.
+    "continued": Settings(
+        ModelSettings("continued", num_heads=2, inner_share=0.25), _CORRECTED_SOFTMAX
+    ),
     # For logs in which people repeat themselves, or one item leads to the next: docs/models.md.
     "recommended": Settings(
         ModelSettings(

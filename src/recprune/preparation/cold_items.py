@@ -8,9 +8,10 @@ content, the nearest trained ones. The vector of a cold item is then the weighte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.types import (
     Float32Array,
@@ -73,26 +74,62 @@ def find_cold_items(
     progress: Progress = no_progress,
 ) -> ColdItems:
     """Return the items that `train` lacks, but whose content is like that of items that it has."""
-    from recprune.preparation.neighbours import nearest_by_text, nearest_by_vector
-
     if num_neighbours < 1:
         raise InputError(f"num_neighbours is {num_neighbours}, expected at least 1")
     is_trained = np.zeros(train.num_items, np.bool_)
     is_trained[train.items] = True
-    is_trained = is_trained[content.items]
-    trained, cold = np.flatnonzero(is_trained), np.flatnonzero(~is_trained)
+    return like_by_content(
+        content, ~is_trained, is_trained, num_neighbours=num_neighbours, progress=progress
+    )
+
+
+def like_by_content(
+    content: Content,
+    asked: NDArray[np.bool_],
+    among: NDArray[np.bool_],
+    *,
+    num_neighbours: int = NUM_NEIGHBOURS,
+    progress: Progress = no_progress,
+) -> ColdItems:
+    """Return some items of a catalogue, and the most similar of some others by what they are."""
+    from recprune.preparation.neighbours import nearest_by_text, nearest_by_vector
+
+    wanted, pool = (np.flatnonzero(mask[content.items]) for mask in (asked, among))
     if content.vectors is not None:
-        nearest = nearest_by_vector(content.vectors, cold, trained, num_neighbours, progress)
+        places, similarities = nearest_by_vector(
+            content.vectors, wanted, pool, num_neighbours, progress
+        )
     else:
         texts = content.texts or []
-        nearest = nearest_by_text(texts, cold, trained, num_neighbours, progress)
-    places, similarities = nearest
+        places, similarities = nearest_by_text(texts, wanted, pool, num_neighbours, progress)
+    return _with_shares(content.items[wanted], content.items[places], similarities)
+
+
+def like_by_company(
+    log: Interactions,
+    asked: NDArray[np.bool_],
+    among: NDArray[np.bool_],
+    *,
+    num_neighbours: int = NUM_NEIGHBOURS,
+) -> ColdItems:
+    """Return some items of a log, and which of some others stand beside them in histories."""
+    from recprune.preparation.neighbours import nearest_by_company
+
+    wanted = np.flatnonzero(asked)
+    places, similarities = nearest_by_company(log, wanted, among, num_neighbours)
+    return _with_shares(wanted, places, similarities)
+
+
+def _with_shares(
+    items: NDArray[Any], neighbours: NDArray[Any], similarities: Float32Array
+) -> ColdItems:
+    """Return those of some items that have a neighbour, with similarities as shares."""
     total = similarities.sum(axis=1)
-    order = np.argsort(content.items[cold], kind="stable")
+    order = np.argsort(items, kind="stable")
     order = order[total[order] > 0]
     weights = similarities[order] / total[order, None]
     return ColdItems(
-        content.items[cold[order]].astype(np.int32),
-        content.items[places[order]].astype(np.int32),
+        items[order].astype(np.int32),
+        neighbours[order].astype(np.int32),
         weights.astype(np.float32),
     )

@@ -1,4 +1,4 @@
-"""The trained items whose content is nearest to that of others, exactly: by text or by vector.
+"""The trained items that are nearest to others, exactly: by text, by vector, or by company.
 
 A text is the set of its words, of the directories above it where it is a path, and of its last
 part as a whole, each weighing as much as it is rare (TF-IDF: Spärck Jones, 1972). Similarity is the
@@ -12,10 +12,15 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.types import Float32Array, Int64Array, Progress, needs_extra
+
+if TYPE_CHECKING:
+    from recprune.data.interactions import Interactions
 
 # "fooBarHTML2" is foo, Bar, HTML and 2.
 _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+")
@@ -23,6 +28,7 @@ _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+")
 _MOST_SHARED = 2_000
 _ROWS_AT_ONCE = 512  # of the product
 _SCORES_AT_ONCE = 1 << 24
+_COMPANY = 5  # events before and after an item that are its company
 
 Nearest = tuple[Int64Array, Float32Array]
 """Places, [asked, k], and similarities, best first; 0 where there are fewer than k."""
@@ -77,6 +83,42 @@ def nearest_by_vector(
             found = _best(scores, k)
             places[row, : len(found)] = among[found]
             similarities[row, : len(found)] = scores[found]
+    return places, similarities
+
+
+def nearest_by_company(
+    log: Interactions, asked: Int64Array, among: NDArray[np.bool_], k: int
+) -> Nearest:
+    """Return for each of the items `asked` those `among` that are near it in histories most often.
+
+    Near is up to five events before or after it. What is near everything tells nothing: a pair
+    counts the less the more interactions the other item has, as in a cosine.
+    """
+    with needs_extra("data"):
+        import scipy.sparse as sp
+    row_of = np.full(log.num_items, -1, np.int64)
+    row_of[asked] = np.arange(len(asked))
+    users = np.repeat(np.arange(log.num_users), log.lengths)
+    rows, items = [], []
+    for distance in range(1, _COMPANY + 1):
+        same = users[distance:] == users[:-distance]
+        earlier, later = log.items[:-distance][same], log.items[distance:][same]
+        for one, other in ((earlier, later), (later, earlier)):
+            counts = (row_of[one] >= 0) & among[other]
+            rows.append(row_of[one[counts]])
+            items.append(other[counts])
+    pairs = np.concatenate(rows), np.concatenate(items)
+    popularity = np.maximum(np.bincount(log.items, minlength=log.num_items), 1)
+    values = 1.0 / np.sqrt(popularity[pairs[1]])
+    matrix = sp.csr_matrix((values, pairs), (len(asked), log.num_items), np.float32)
+    matrix.sum_duplicates()
+    places = np.zeros((len(asked), k), np.int64)
+    similarities = np.zeros((len(asked), k), np.float32)
+    for row in range(len(asked)):
+        part = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        best = _best(matrix.data[part], k)
+        places[row, : len(best)] = matrix.indices[part][best]
+        similarities[row, : len(best)] = matrix.data[part][best]
     return places, similarities
 
 

@@ -259,6 +259,16 @@ def _cold_items(arrays: Mapping[str, NDArray[Any]], num_items: int) -> ColdItems
     return cold
 
 
+def _until(holdout: Holdout) -> Json:
+    """Say when training ends: what comes later is new to a model."""
+    from recprune.data.statistics import iso_time
+
+    if holdout.cut_time is None and not len(holdout.train.times):
+        return {}
+    last = int(holdout.train.times.max()) if holdout.cut_time is None else holdout.cut_time
+    return {"trained_until": iso_time(last)}
+
+
 def prepare(
     holdout: Holdout, codebook: Codebook, settings: Json, cold: ColdItems | None = None
 ) -> Prepared:
@@ -276,7 +286,7 @@ def prepare(
         codebook.num_sub_items,
         log.user_ids,
         log.item_ids,
-        settings | {"codebook": codebook.settings},
+        settings | {"codebook": codebook.settings} | _until(holdout),
         log.times,
         cold,
     )

@@ -107,7 +107,7 @@ def load_checkpoint(
             if name.startswith("model.")
         }
         model, optimiser = fit_stage(state)
-        _load_weights(model, weights)
+        load_weights(model, weights)
         moments = {name: tensors[name] for name in tensors if not name.startswith("model.")}
         _check_moments(path, model, optimiser, moments)
         for name, parameter in model.named_parameters():
@@ -284,7 +284,7 @@ def model_from_arrays(
     if CODES in arrays:
         codes, num_sub_items = arrays[CODES], arrays[SUB_ITEM_EMBEDDINGS].shape[1]
     model = build_model(settings.model, codes, num_sub_items)
-    _load_weights(model, arrays)
+    load_weights(model, arrays)
     return model.eval()
 
 
@@ -292,7 +292,7 @@ def model_arrays(model: SequenceModel) -> dict[str, NDArray[Any]]:
     return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
 
 
-def _load_weights(model: SequenceModel, arrays: Mapping[str, NDArray[Any]]) -> None:
+def load_weights(model: SequenceModel, arrays: Mapping[str, NDArray[Any]]) -> None:
     if CODES in model.state_dict():  # an earlier version did not save them with the weights
         arrays = {CODES: model_arrays(model)[CODES], **arrays}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}

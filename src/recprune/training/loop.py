@@ -10,14 +10,15 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.evaluation.metrics import RelevantRanks, ndcg
 from recprune.models.architectures import (
@@ -42,6 +43,7 @@ from recprune.training.checkpoint import (
     State,
     attach_tables,
     load_checkpoint,
+    load_weights,
     save_checkpoint,
     save_model,
     training_tensors,
@@ -62,6 +64,7 @@ from recprune.training.stages import (
 from recprune.training.steps import SharedStep, SingleStep, Step
 from recprune.types import (
     InputError,
+    Int64Array,
     InterruptedWorkError,
     Json,
     RecpruneError,
@@ -109,6 +112,7 @@ def train(
     compiled: bool = False,
     max_seconds: float = math.inf,
     workers: Workers = ALONE,
+    users_of: Callable[[int], Int64Array] | None = None,
     on_epoch: Report = lambda _: None,
     on_steps: StepReport = lambda *_: None,
 ) -> State:
@@ -116,7 +120,8 @@ def train(
 
     `out` gets the best weights, a line of JSON about every epoch, and a checkpoint that is renewed
     every minute, or less often where that takes long. With `resume`, an earlier run in `out` goes
-    on where it stopped. After `max_seconds` no new epoch is begun.
+    on where it stopped. After `max_seconds` no new epoch is begun. `users_of` says which users an
+    epoch shows; by default all that have something to learn from, in an order by chance.
 
     Several `workers`, joined before, call this alike and share the work of every step. The first of
     them alone reads and writes `out`, validates and reports.
@@ -137,7 +142,8 @@ def train(
             epoch, first_number = training.state.epoch, training.state.batch
             if training.begin_epoch(workers):
                 step, stop_asked = _make_step(training, compiled, workers, asked_to_stop)
-            users = epoch_users(prepared, settings, epoch)  # [users of the epoch]
+            # [users of the epoch]
+            users = users_of(epoch) if users_of else epoch_users(prepared, settings, epoch)
             num_steps = -(-len(users) // size)
             epoch_begun = time.monotonic()
             training.model.train()
@@ -172,6 +178,37 @@ def train(
             outcome = workers.run_on_first(finish)
             training.state, time_is_up = State(**outcome["state"]), outcome["time_is_up"]
     return training.state
+
+
+def begin_with(
+    prepared: Prepared,
+    settings: Settings,
+    out: str | Path,
+    weights: Mapping[str, NDArray[Any]],
+    moments: Mapping[str, NDArray[Any]],
+    *,
+    device: str = "auto",
+) -> float:
+    """Leave in `out` a training that has not begun, with the weights of another; return NDCG@10.
+
+    `train` goes on from there with `resume`. That model, as it is, is the first that is best. What
+    an optimiser remembered of parameters is taken over where `moments` has it.
+    """
+    training = _Training(prepared, settings, Path(out), find_device(device))
+    training.begin(False, ALONE)
+    model, optimiser, state = training.model, training.optimiser, training.state
+    load_weights(model, weights)
+    for name, parameter in model.named_parameters():
+        for moment, value in zip(
+            optimiser.moments(parameter), optimiser.remembered(parameter), strict=True
+        ):
+            found = moments.get(f"{moment}.{name}")
+            if found is not None:
+                value.copy_(torch.from_numpy(np.array(found)))
+    state.best_ndcg = state.stage_best = validation_ndcg(model, prepared, settings)
+    save_model(training.folder, settings, model, training.checksum, state.best_ndcg)
+    training.save()
+    return state.best_ndcg
 
 
 class _Judged(NamedTuple):
