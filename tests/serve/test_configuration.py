@@ -73,6 +73,7 @@ def test_every_setting_can_be_in_a_file_and_in_the_environment(
     whole: dict[str, Any] = {
         "folder": "f", "host": "::1", "port": 5, "workers": 3, "history_url": "redis://h",
         "keys_file": "k", "names_file": "n", "item_sets": {"Toys": "t"}, "attributes": "a", "live": "l",
+        "fold_in": 4,
         "ray": "auto",
         "cors_origins": ["https://a.example", "https://b.example"], "access_log": False,
         "shards": "s", "replicas": 2, "allow_partial": True,

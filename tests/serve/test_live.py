@@ -303,7 +303,9 @@ def test_a_live_index_of_something_else_is_not_served(
         Service(tmp_path / "index", "--live", live)
     with pytest.raises(AssertionError, match="not a live index: it has no file CURRENT"):
         Service(place / "recommender", "--live", tmp_path)
-    with pytest.raises(AssertionError, match="shards do not change; give --live or --shards"):
+    with pytest.raises(
+        AssertionError, match="of its own, which --ray searches; give --live or --shards"
+    ):
         Service(place / "recommender", "--live", live, "--ray", "local", "--shards", tmp_path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recprune import StorageError
+from recprune import LiveIndex, Recommender, StorageError
 from recprune.cli import main
 from recprune.cluster import connected
 from recprune.shards.folder import ShardInputs, shard_folder, write_shards
@@ -316,6 +316,62 @@ def test_a_killed_edge_is_replaced(saved: Saved, cluster: Cluster, on_ray: OnRay
         assert set(edges_of(cluster)) != set(before)
 
 
+def test_a_live_index_is_changed_and_searched_through_any_edge(
+    saved: Saved, cluster: Cluster, on_ray: OnRay, tmp_path: Path
+) -> None:
+    folder, live = saved.recommenders[0], tmp_path / "catalogue"
+    with Recommender.load(folder).make_live(live) as whole:
+        whole.compact(shards=NUM_SHARDS).result()
+    recommender = Recommender.load(folder)
+    items = recommender.item_ids.find_all(HISTORY).astype(np.int32)
+    encoded = recommender.encoder.encode([items], [None])[0]
+    best: list[int] = recommender.index.sub_item_scores(encoded).argmax(axis=1).tolist()
+
+    with (
+        LiveIndex.open(live) as oracle,
+        serving(folder, *on_ray(None, "--live", str(live), "--workers", "2")) as service,
+    ):
+        recommender = recommender.with_live(oracle)
+        assert len(edges_of(cluster)) == 2
+        assert len(shards_of(cluster)) == NUM_SHARDS
+
+        def are_right() -> bool:
+            """Whether each of several answers, of whichever edge, is that of one index."""
+            oracle.refresh()
+            right = recommender.recommend([HISTORY], 20, exclude_seen=False)
+            said = [service.recommend(history=HISTORY, k=20, exclude_seen=False) for _ in range(6)]
+            assert all(answer["exact"] and not answer["missing_share"] for answer in said)
+            scores = right.scores.view(np.uint32)[0].tolist()
+            return all(
+                (items_of(answer), scores_of(answer)) == (right.items[0], scores) for answer in said
+            )
+
+        assert are_right()
+        with Load(service, keep_alive=True).running(threads=2) as load:
+            for turn in range(4):
+                body = {"items": [{"id": f"hat {turn}", "code": best}, {"id": "b", "code": best}]}
+                made = service.post("/items", {**body, "replace": True})
+                assert made.status_code == 200, made.text
+                wait_until(are_right, "all edges have seen it")
+                assert service.client.delete(f"/items/{'ac'[turn % 2]}").status_code in (200, 404)
+                if turn == 1:
+                    os.kill(shards_of(cluster)[0], signal.SIGKILL)
+                if turn == 2:
+                    oracle.compact().result()
+                    reloaded = service.client.post("/admin/reload")
+                    assert reloaded.status_code == 200, reloaded.text
+                    assert reloaded.json()["workers"] == 2
+                wait_until(are_right, "all edges have seen it")
+            load.more(20)
+        assert not load.failures
+        gone = service.recommend(history=HISTORY, k=90, exclude_seen=False)
+        assert not {"a", "c"} & set(items_of(gone))
+        assert {f"hat {turn}" for turn in range(4)} <= set(items_of(gone))
+        assert service.client.get("/items/hat 1").json()["code"] == best
+        assert service.client.get("/readyz").json()["live"] is True
+    wait_until(lambda: not shards_of(cluster), "they end with the service")
+
+
 def test_a_truncated_shard(saved: Saved, on_ray: OnRay, tmp_path: Path) -> None:
     folder, shards = saved.recommenders[0], shutil.copytree(saved.shards[0], tmp_path / "shards")
     codes = shard_folder(shards, 1) / "codes.npy"
@@ -341,7 +397,7 @@ def test_a_truncated_shard(saved: Saved, on_ray: OnRay, tmp_path: Path) -> None:
 
 
 def whole_answer(folder: Path) -> list[dict[str, float]]:
-    from recprune.recommender import Recommender
+    from recprune.recommender.recommender import Recommender
 
     scores = Recommender.load(folder).recommend([HISTORY], 5).scores[0]
     return [{"score": float(score)} for score in scores]
@@ -392,7 +448,8 @@ class OpenedAlready:
 
     opened: ShardedIndex
 
-    def __call__(self, _: Path) -> ShardedIndex:
+    def __call__(self, _: Path, live: LiveIndex | None) -> ShardedIndex:
+        assert live is None
         return self.opened
 
 

@@ -76,6 +76,14 @@ class Limits(BaseModel):
         le=CEILINGS["history"],
         description="items of a history; as many are kept of a user",
     )
+    state_bytes: _Whole = Field(
+        default=1 << 26,
+        ge=0,
+        description="bytes of a worker's memory for states of users that can be continued",
+    )
+    stored_states: _Whole = Field(
+        default=10_000, ge=0, description="users whose states are kept beside the histories"
+    )
     k: _Whole = Field(default=1000, ge=1, description="items of an answer")
     # Histories, sequence embeddings or, times EVENTS_PER_QUESTION, events.
     batch: _Whole = Field(
@@ -159,6 +167,8 @@ class ServeSettings(BaseSettings):
     item_sets: dict[str, Path] = {}
     attributes: Path | None = None  # of the items; None: those of the recommender, if it has any
     live: Path | None = None  # a live index made from the recommender: items come and go
+    # Users until an item that the model does not know gets a code; None: it gets none.
+    fold_in: _Whole | None = Field(default=None, ge=1, le=10_000)
     cors_origins: tuple[_Origin, ...] = ()
     access_log: bool = True
     ray: str | None = None  # where shards are searched: auto, local or host:port
@@ -200,6 +210,13 @@ class ServeSettings(BaseSettings):
                 f"settings: {NO_SECRET}"
             )
         return url
+
+    @field_validator("fold_in")
+    @classmethod
+    def _check_fold_in(cls, users: int | None, before: ValidationInfo) -> int | None:
+        if users is not None and before.data.get("live") is None:
+            raise ValueError("which puts items into a live index: give --live LIVE too")
+        return users
 
     @field_validator("shards")
     @classmethod

@@ -139,7 +139,8 @@ def _given(settings: ServeSettings) -> Json:
     given: Json = settings.model_dump(
         mode="json", exclude={"settings_file", "host", "port", "scratch", "history_password"}
     )
-    for name in ("folder", "shards", "keys_file", "names_file", "history_password_file"):
+    paths = ("folder", "shards", "live", "attributes", "keys_file", "names_file")
+    for name in (*paths, "history_password_file"):
         if given[name] is not None:
             given[name] = str(Path(given[name]).absolute())
     given["item_sets"] = {

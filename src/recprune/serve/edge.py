@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recprune.live.generation import read_division
+from recprune.live.live_index import LiveIndex
 from recprune.serve.configuration import ServeSettings, read_settings
 from recprune.serve.engine.backend import sharded_folder
 from recprune.serve.engine.engine import Engine
@@ -26,7 +28,7 @@ from recprune.serve.prometheus import merged_texts
 from recprune.serve.service import ReloadError, ReloadOutcome, open_service
 from recprune.shards.deployment import QUICK, shard_deployment
 from recprune.shards.folder import read_folder
-from recprune.shards.sharded_index import ShardedIndex
+from recprune.shards.sharded_index import ShardedIndex, asked_shards
 from recprune.types import InputError, Json, RecpruneError, StorageError, needs_extra
 
 with needs_extra("ray"):
@@ -133,18 +135,18 @@ class Edge:
 
     # Inside --------------------------------------------------------------------------------------
 
-    def _opened(self, folder: Path) -> ShardedIndex:
+    def _opened(self, folder: Path, live: LiveIndex | None) -> ShardedIndex:
         """Open a version of the shards, in all of their replicas, through their deployments."""
-        saved = read_folder(folder)
-        filled = [shard.number for shard in saved.shards if shard.num_items]
-        if filled != self._numbers:
+        whole = read_folder(folder) if live is None else live
+        asked = [shard.number for shard in asked_shards(whole)]
+        if asked != self._numbers:
             raise StorageError(
-                f"{folder}: has items in the shards {filled}, and this service was started for "
+                f"{folder}: has items in the shards {asked}, and this service was started for "
                 f"{self._numbers}: start it anew"
             )
         settings = self._settings
         index = ShardedIndex(
-            saved,
+            whole,
             list(self._shards),
             replicas=settings.replicas,
             allow_partial=settings.allow_partial,
@@ -259,10 +261,12 @@ def edge_application(settings: ServeSettings, given: Json, owner: Any = None) ->
 
 
 def filled_shards(settings: ServeSettings) -> list[int]:
-    """Return the numbers of the shards that have items."""
+    """Return the numbers of the shards that have, or may get, items."""
     folder = sharded_folder(settings)
     if folder is None:
         raise InputError(f"{settings.folder}: is not in shards: it is served without Ray")
+    if settings.live is not None:
+        return list(range(read_division(folder)[1].num_shards))  # all, as any may get items
     numbers = [shard.number for shard in read_folder(folder).shards if shard.num_items]
     if not numbers:
         raise StorageError(f"{folder}: has no items to serve")

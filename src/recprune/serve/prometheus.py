@@ -62,6 +62,12 @@ class Metrics:
             "Histories answered by popularity: nothing in them was known.",
             registry=registry,
         )
+        self._encoded = Counter(
+            "recprune_encoded",
+            "Histories of users encoded by an encoder that can be continued: how.",
+            ["how"],
+            registry=registry,
+        )
         self._items_scored = Histogram(
             "recprune_items_scored", "Items scored by a search.", buckets=_ITEMS, registry=registry
         )
@@ -82,6 +88,13 @@ class Metrics:
             registry=registry,
         )
         self._events = Counter("recprune_events", "Events kept.", registry=registry)
+        self._folded = Counter(
+            "recprune_folded_items",
+            "Items that users took and the model does not know: added, replaced, left as others "
+            "had changed them, or failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self._items = Gauge(
             "recprune_index_items",
             "Items of the index that are there.",
@@ -118,6 +131,10 @@ class Metrics:
         for method in ("cells", "scan"):
             for exact in ("true", "false"):
                 self._queries.labels(method, exact)
+        for outcome in ("added", "replaced", "left", "failed"):
+            self._folded.labels(outcome)
+        for how in ("continued", "unchanged", "anew"):
+            self._encoded.labels(how)
 
         # A figure is found by its labels for every request, in less time than the library takes.
         # There are few of each: routes are templates.
@@ -146,8 +163,15 @@ class Metrics:
             if found.gap is not None:
                 self._gap.observe(found.gap)
 
+    def count_encoded(self, how: str) -> None:
+        self._encoded.labels(how).inc()
+
     def count_events(self, new: int) -> None:
         self._events.inc(new)
+
+    def count_folded(self, outcome: str) -> None:
+        """Note an item that was folded in, or why it was not."""
+        self._folded.labels(outcome).inc()
 
     def count_turned_away(self) -> None:
         """Note a request, or a connection, that there was no room for."""

@@ -13,7 +13,9 @@ from recprune.serve.admission import Admission, WorkPool
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.engine.backend import check_not_lost
 from recprune.serve.engine.engine import Engine, OpenShards, load_engine
+from recprune.serve.folding.folding import Folding
 from recprune.serve.histories.histories import Histories, open_histories
+from recprune.serve.histories.user_states import UserStates, open_states
 from recprune.serve.keys import KeyFile
 from recprune.serve.logs import log
 from recprune.serve.prometheus import Metrics
@@ -53,6 +55,8 @@ class Service:
         self.rates = Rates(settings.scratch)
         self.metrics = Metrics()
         limits = settings.limits
+        shared = open_states(settings.histories, limits.stored_states, _password(settings))
+        self.states = UserStates(shared, limits.state_bytes, self.metrics.count_encoded)
         self.searches = self._pool("search", limits.running, limits.waiting)
         self.lookups = self._pool("histories", 4, 16)  # they wait for a disk or a network
         self.items = self._pool("items", 1, 16)  # apart: events must not wait for a search of names
@@ -69,6 +73,11 @@ class Service:
         self._reloads = {"ok": 0, "failed": 0}
         self.metrics.set_engine(engine)
         self.metrics.set_reloads(self._reloads)
+        self.folding: Folding | None = None  # of what is new, if that is asked for
+        if settings.fold_in is not None and settings.live is not None:
+            self.folding = Folding(
+                settings.live, settings.fold_in, lambda: self.engine, histories, self.metrics
+            )
 
     def load(self) -> Engine:
         """Load the folder anew, beside what is served; takes its time."""
@@ -81,6 +90,7 @@ class Service:
             with suppress(StorageError):  # then it is seen later, and `fault` says why
                 engine.live.refresh()
         self.engine = engine
+        self.states.clear()
         self.metrics.set_engine(engine)
         log("swapped", {"version": engine.version, "items": engine.now().num_present})
 
@@ -111,6 +121,9 @@ class Service:
         pools = (self.searches, self.lookups, self.items, self.changes, self.visits, self._probes)
         for pool in pools:
             pool.close()
+        if self.folding is not None:
+            self.folding.close()
+        self.states.close()
         self.histories.close()
         self.engine.close()
 
@@ -156,10 +169,13 @@ class Service:
 def open_service(settings: ServeSettings, open_shards: OpenShards | None = None) -> Service:
     """Load everything; raises what is wrong with it."""
     engine = _load(settings, open_shards)
-    secret = settings.history_password
-    password = None if secret is None else secret.get_secret_value()
-    histories = open_histories(settings.histories, settings.limits.history, password)
+    histories = open_histories(settings.histories, settings.limits.history, _password(settings))
     return Service(settings, engine, histories, open_shards)
+
+
+def _password(settings: ServeSettings) -> str | None:
+    secret = settings.history_password
+    return None if secret is None else secret.get_secret_value()
 
 
 def _load(settings: ServeSettings, open_shards: OpenShards | None) -> Engine:

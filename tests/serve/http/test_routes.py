@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.search.index import Index
 from tests.support.serving import (
     WIDTH,
@@ -33,7 +34,7 @@ from tests.support.serving import (
 
 LIMITS = (
     "--max-history", "20", "--max-k", "50", "--max-batch", "4", "--max-body-bytes", "20000",
-    "--max-item-ids", "30", "--max-batch-items", "150",
+    "--max-item-ids", "30", "--max-batch-items", "150", "--max-waiting", "64",
 )  # fmt: skip
 IN_STOCK = [f"tea é{number}" for number in range(10, 40)]
 
@@ -132,6 +133,21 @@ def test_a_batch_is_answered_in_its_order(service: Service) -> None:
     assert [answer["items"] for answer in answers] == [answer["items"] for answer in alone]
     assert [answer["by_popularity"] for answer in answers] == [False, True, False, True]
     assert answers[3]["unknown"] == ["nobody", "knows"]
+
+
+def test_what_is_asked_at_the_same_time_is_answered_as_if_alone(service: Service) -> None:
+    known = ["a", "b", "n", "tea é7", "tea 12", "tea 33"]
+    rng = np.random.default_rng(3)
+    asked: list[Json] = []
+    for number in range(120):
+        history = rng.choice([*known, "who?", "nobody"], rng.integers(0, 12)).tolist()
+        asked.append({"history": history, "k": 3 + number % 2, "exclude_seen": number % 3 == 0})
+    alone = [service.recommend(**question) for question in asked]
+    with ThreadPoolExecutor(24) as threads:
+        together = list(threads.map(lambda question: service.recommend(**question), asked))
+    same = ("items", "unknown", "by_popularity", "method", "exact", "gap")
+    for one, other in zip(alone, together, strict=True):
+        assert [one[name] for name in same] == [other[name] for name in same]
 
 
 def test_boosts_are_added_to_the_scores(service: Service, recommender: Recommender) -> None:

@@ -12,7 +12,7 @@ import pytest
 from recprune import Attributes
 from recprune.attributes.grammar import MOST_CHARACTERS
 from recprune.data.identifiers import RowNumbers
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.search.index import Index
 from tests.support.serving import (
     WIDTH,

@@ -33,7 +33,7 @@ from playwright.sync_api import (
 from examples.grocery import data_folder, product_names
 from recprune import Attributes, interactions_from_columns
 from recprune.data.identifiers import IntegerIds
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.serve.keys import add_key
 from tests.support.serving import PATIENCE_S, Service, items_of, serving, wait_until
 

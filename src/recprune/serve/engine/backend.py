@@ -9,13 +9,15 @@ from typing import TypeAlias
 import numpy as np
 
 from recprune.live.snapshot import LiveSnapshot
-from recprune.recommender import KIND as RECOMMENDER
+from recprune.recommender.saving import KIND as RECOMMENDER
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.search.top_k import TopK
 from recprune.serve.configuration import ServeSettings
+from recprune.shards.answers import ShardedTopK
 from recprune.shards.folder import KIND as SHARDED_INDEX
 from recprune.shards.folder import ShardLostError
+from recprune.shards.live_shards import ShardedSnapshot
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
@@ -43,13 +45,20 @@ def kind_and_version(folder: Path) -> tuple[str, str]:
 def sharded_folder(settings: ServeSettings) -> Path | None:
     """Return where the shards to be searched lie; refuse options that do not go with the folder."""
     kind, _ = kind_and_version(settings.folder)
+    if settings.fold_in is not None and settings.ray is not None:
+        raise InputError("--fold-in: workers of one machine do that; give --fold-in or --ray")
     if settings.live is not None:
         if kind != RECOMMENDER:
             raise InputError(
                 f"--live: {settings.folder} holds a saved {kind}, expected a recommender"
             )
         if settings.shards is not None:
-            raise InputError("--live: shards do not change; give --live or --shards, one of them")
+            raise InputError(
+                "--live: has shards of its own, which --ray searches; give --live or --shards, one "
+                "of them"
+            )
+        if settings.ray is not None:
+            return settings.live
     if kind != SHARDED_INDEX:
         if settings.ray is not None and settings.shards is None:
             raise InputError(
@@ -67,7 +76,9 @@ def sharded_folder(settings: ServeSettings) -> Path | None:
     return settings.folder
 
 
-def check_shards(shards: ShardedIndex, index: Index, folder: Path) -> None:
+def check_shards(
+    shards: ShardedIndex | ShardedSnapshot, index: Index | LiveSnapshot, folder: Path
+) -> None:
     """Refuse shards that are not those of the index: what they say, and what they answer."""
     for name in ("num_items", "num_splits", "num_sub_items", "width"):
         ours, theirs = getattr(index, name), getattr(shards, name)
@@ -86,9 +97,8 @@ def check_shards(shards: ShardedIndex, index: Index, folder: Path) -> None:
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((_TRIED, index.width)).astype(np.float32)
     found = shards.search(queries, _TRIED_K)
-    if not (
-        _same_parts(found, queries, index) if found.missing_share else _same(found, queries, index)
-    ):
+    is_part = isinstance(found, ShardedTopK) and found.missing_share
+    if not (_same_parts(found, queries, index) if is_part else _same(found, queries, index)):
         raise StorageError(
             f"{folder}: the shards are not those of the folder that is served: they answer "
             "differently"
@@ -110,12 +120,12 @@ def size_of(index: Searched) -> int:
     return int(index.describe()["bytes"])
 
 
-def _same(found: TopK, queries: Float32Array, index: Index) -> bool:
+def _same(found: TopK, queries: Float32Array, index: Index | LiveSnapshot) -> bool:
     expected = index.search(queries, _TRIED_K)
     return np.array_equal(found.ids, expected.ids) and _same_bits(found.scores, expected.scores)
 
 
-def _same_parts(found: TopK, queries: Float32Array, index: Index) -> bool:
+def _same_parts(found: TopK, queries: Float32Array, index: Index | LiveSnapshot) -> bool:
     """Say whether what is there has the right scores, where a shard is missing."""
     rows = zip(queries, found.ids, found.scores, strict=True)
     return all(

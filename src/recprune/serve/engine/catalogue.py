@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -17,10 +16,11 @@ from recprune.data.identifiers import (
     ExternalId,
     coerce_ids,
 )
+from recprune.data.titles import read_titles, reading
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
 from recprune.serve.engine.texts import TextFiles, shared_texts, write_texts
-from recprune.types import InputError, Int64Array, StorageError, needs_extra
+from recprune.types import Int64Array, StorageError
 
 
 class Catalogue:
@@ -115,7 +115,7 @@ class Catalogue:
 
     def item_set(self, path: Path) -> NDArray[np.uint64]:
         """Read a file with an id a line: which items these are, as bits; unknown ones are not."""
-        with _reading(path), path.open(encoding="utf-8-sig") as file:
+        with reading(path), path.open(encoding="utf-8-sig") as file:
             found = self.find_all([line.strip() for line in file if line.strip()])
         return self.bits(found[found >= 0])
 
@@ -129,7 +129,7 @@ class Catalogue:
     def _named(self, path: Path) -> list[str]:
         """Return the names of all items, empty where the file has none."""
         names = [""] * len(self.ids)
-        rows = list(_rows(path))
+        rows = list(read_titles(path))
         found = self.find_all([external_id for external_id, _ in rows])
         for item, (_, name) in zip(found.tolist(), rows, strict=True):
             if item >= 0:
@@ -141,71 +141,8 @@ def _state(names_file: Path | None) -> tuple[int, ...] | None:
     """Return what tells a file of names from others; None where it cannot be told, as of a pipe."""
     if names_file is None:
         return ()
-    with _reading(names_file):
+    with reading(names_file):
         found = names_file.stat()
     if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-class _reading:  # noqa: N801 # reads like the verb that it is
-    """Turn what goes wrong while a file is read into a message that names it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError):
-            raise InputError(f"{self._path}: cannot be read: {error.strerror}") from None
-        if isinstance(error, UnicodeDecodeError):
-            raise InputError(f"{self._path}: not a text in UTF-8: {error}") from None
-        if isinstance(error, csv.Error):
-            raise InputError(f"{self._path}: not readable as CSV: {error}") from None
-
-
-def _rows(path: Path) -> Iterator[tuple[ExternalId, str]]:
-    """Return (id, name) of every row of a CSV with a header, or of a Parquet file."""
-    with _reading(path):
-        rows = _parquet_rows(path) if path.suffix == ".parquet" else _csv_rows(path)
-        yield from rows
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[ExternalId, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file)
-        places = _columns(path, next(rows, []))
-        for number, row in enumerate(rows, 2):
-            if len(row) <= max(places):
-                raise InputError(f"{path}, row {number}: {len(row)} columns, expected more")
-            yield row[places[0]], row[places[1]]
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[ExternalId, str]]:
-    with needs_extra("data"):
-        import pyarrow
-        import pyarrow.parquet
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        wanted = [names[place] for place in _columns(path, names)]
-        for batch in file.iter_batches(columns=wanted):
-            columns = [batch.column(name).to_pylist() for name in wanted]
-            for external_id, name in zip(*columns, strict=True):
-                yield external_id, str(name or "")
-    except pyarrow.ArrowException as error:
-        raise InputError(f"{path}: not readable as Parquet: {error}") from None
-
-
-def _columns(path: Path, header: Iterable[str]) -> tuple[int, int]:
-    """Return the places of the ids and of the names."""
-    names = [name.strip().casefold() for name in header]
-    ids = next((names.index(name) for name in ("item_id", "item", "id") if name in names), None)
-    titles = next((names.index(name) for name in ("name", "title") if name in names), None)
-    if ids is None or titles is None:
-        raise InputError(
-            f"{path}: has the columns {', '.join(names) or 'none'}; expected item_id and name"
-        )
-    return ids, titles

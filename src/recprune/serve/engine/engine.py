@@ -21,8 +21,8 @@ from recprune.attributes.diversity import Limit, allowed_with, search_at_most
 from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
-from recprune.recommender import KIND as RECOMMENDER
-from recprune.recommender import Recommendations, Recommender
+from recprune.recommender.recommender import Recommendations, Recommender
+from recprune.recommender.saving import KIND as RECOMMENDER
 from recprune.search.checks import checked_k, refuse_infinite
 from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
@@ -39,6 +39,7 @@ from recprune.serve.engine.backend import (
 from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.explain import affordable, explain
 from recprune.serve.engine.item_changes import NoLiveError
+from recprune.serve.histories.user_states import UserStates
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import read_manifest
@@ -52,7 +53,8 @@ from recprune.types import (
     StorageError,
 )
 
-OpenShards: TypeAlias = Callable[[Path], ShardedIndex]
+# Of a folder of shards; a live index is opened already, and in shards itself.
+OpenShards: TypeAlias = Callable[[Path, LiveIndex | None], ShardedIndex]
 
 
 class NoEncoderError(RecpruneError):
@@ -96,6 +98,7 @@ class DatedHistory(NamedTuple):
 
     items: Sequence[ExternalId]
     times: Sequence[float] | None = None
+    user: str | None = None  # whose it is, where it is one that is kept
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,10 @@ class Engine:
         if self.live is None:
             return self
         snapshot = self.live.snapshot()
-        if self.moments and self.moments[0].index is snapshot:
+        index = self.index.at(snapshot) if isinstance(self.index, ShardedIndex) else snapshot
+        if self.moments and self.moments[0].index is index:
             return self.moments[0]
-        moment = replace(self, index=snapshot, catalogue=self.catalogue.at(snapshot), moments=[])
+        moment = replace(self, index=index, catalogue=self.catalogue.at(snapshot), moments=[])
         self.moments[:] = [moment]
         return moment
 
@@ -155,8 +159,12 @@ class Engine:
         *,
         exclude_seen: bool | None,
         now: float | None = None,
+        states: UserStates | None = None,
     ) -> list[Found]:
-        """Return the best items for histories of external ids, oldest first."""
+        """Return the best items for histories of external ids, oldest first.
+
+        Where the encoder can be continued, `states` are what is kept of users.
+        """
         recommender = self._encoding()
         method = self._method(choice)
         allowed, limit, filtering = self._filtered(choice)
@@ -164,29 +172,35 @@ class Engine:
         boosted = self._boosted(choice)
         boosts = None
         if boosted is not None:
-            given = self.catalogue.coerce(item for item, _ in choice.boosts)
-            boosts = dict(zip(given, boosted[1].tolist(), strict=True))
+            named = self.catalogue.coerce(item for item, _ in choice.boosts)
+            boosts = dict(zip(named, boosted[1].tolist(), strict=True))
+        continuation = recommender.continuation
         found = []
-        for history, times in histories:
-            given = self.catalogue.coerce(history)
+        for history in histories:
+            known_as = self.catalogue.coerce(history.items)
+            encoder = None
+            if history.user is not None and states is not None and continuation is not None:
+                encoder = states.encoder(continuation, history.user)
             # One after the other: each is given the time that the ones before it left.
             best = recommender.recommend(
-                [given],
+                [known_as],
                 self._most(choice.k),
                 exclude_seen=exclude_seen,
                 exclude=excluded,
                 allow=ItemBits(allowed) if allowed is not None else None,
                 at_most=choice.at_most,
                 boosts=boosts,
-                times=[times],
+                times=[history.times],
                 now=now,
                 method=method,
                 deadline=choice.deadline,
                 index=self.index,
+                encoder=encoder,
             )
             unknown: list[ExternalId] = []
             if missing := set(best.unknown[0]):
-                unknown = [one for one, item in zip(history, given, strict=True) if item in missing]
+                pairs = zip(history.items, known_as, strict=True)
+                unknown = [given for given, known in pairs if known in missing]
             one = self._found_by(best, choice, allowed, limit)
             spent = filtering | one.milliseconds
             found.append(replace(one, unknown=unknown, milliseconds=spent))
@@ -474,11 +488,15 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         own = Index.load(folder)
     shards = None
     if shards_folder is not None and open_shards is not None:
-        shards = open_shards(shards_folder)
+        shards = open_shards(shards_folder, live)
     if kind_and_version(folder) != (kind, version):
         raise StorageError(f"{folder}: was replaced while it was read: try again")
     if shards is not None and own is not None and shards_folder is not None:
-        check_shards(shards, own, shards_folder)
+        if live is None:
+            check_shards(shards, own, shards_folder)
+        else:
+            now = live.snapshot()
+            check_shards(shards.at(now), now, shards_folder)
         version = f"{version}-{shards.manifest_sha256[:12]}"
     if settings.attributes is not None:
         version = f"{version}-{read_manifest(settings.attributes)['sha256'][:12]}"
@@ -530,5 +548,6 @@ def _try_out(engine: Engine) -> None:
     choice = Choice(10, [], None, "auto", None, explain=False)
     engine.search(np.zeros((1, engine.index.width), np.float32), choice)
     if engine.recommender is not None:
+        engine.recommender.continuation  # noqa: B018 # made once, and not by the first question
         history = DatedHistory([engine.recommender.item_ids[0]])
         engine.recommend([history], choice, exclude_seen=True)

@@ -28,7 +28,7 @@ from recprune.types import InputError, RecpruneError
 
 PATIENCE_S = 5.0  # how long a call waits for a lock or an answer before it gives up
 
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _REDIS = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://")
 EXPECTED = (  # of a url of Redis
     "redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE] or redis+cluster://[USER:PASSWORD@]HOST[:PORT]"
@@ -95,10 +95,10 @@ def open_histories(url: str, most: int, password: str | None = None) -> Historie
     """
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise InputError(f"most is {most!r}, expected a positive number of items per user")
-    if isinstance(url, str) and url.startswith(_SQLITE) and len(url) > len(_SQLITE):
+    if isinstance(url, str) and url.startswith(SQLITE) and len(url) > len(SQLITE):
         from recprune.serve.histories.sqlite_histories import SqliteHistories
 
-        return SqliteHistories(url.removeprefix(_SQLITE), most)
+        return SqliteHistories(url.removeprefix(SQLITE), most)
     if isinstance(url, str) and url.startswith(_REDIS):
         from recprune.serve.histories.redis_histories import RedisHistories
 

@@ -48,7 +48,7 @@ _DIGITS = 16  # of an arrival number: as many as Lua's numbers count exactly
 _TRIED_TAGS = 1000  # enough to have one in a slot of every master that has a fair share of them
 CLUSTER = "+cluster"  # after the scheme of a url
 # What the library raises; ValueError where the answer is not in Redis' protocol.
-_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError, ValueError)
+ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError, ValueError)
 _Call: TypeAlias = tuple[Any, ...]  # of EVAL: the script, how many keys, keys, arguments
 # Answers of a cluster's server that has not run a command, as the slot is elsewhere or on its way.
 _NOT_RUN = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.TryAgainError)
@@ -118,7 +118,7 @@ class RedisHistories:
     def __init__(self, url: str, most: int, password: str | None = None) -> None:
         self._most = most
         self._closed = False
-        self._place = _place(url)
+        self._place = place_of(url)
         options = {
             "password": password,
             "protocol": 2,  # every server and proxy speaks it, and no more is needed
@@ -168,7 +168,7 @@ class RedisHistories:
             raise HistoriesUnavailableError(f"{self._place}: has been closed")
         try:
             yield
-        except _ERRORS as error:
+        except ERRORS as error:
             raise HistoriesUnavailableError(f"{self._place}: {_reason(error)}") from error
 
 
@@ -231,7 +231,7 @@ class _Cluster:
         try:
             answers = pipeline.execute(raise_on_error=False)
         except (redis.ConnectionError, redis.TimeoutError):
-            with suppress(*_ERRORS):
+            with suppress(*ERRORS):
                 cluster.nodes_manager.initialize()  # another server may have the slots by now
             raise
         for at, answer in enumerate(answers):
@@ -278,12 +278,17 @@ def _arguments(
 
 
 def _keys_of(user: str) -> tuple[str, str, str]:
-    """Return the names of the events, keys and arrivals.
+    """Return the names of the events, keys and arrivals."""
+    tag = tag_of(user)
+    return f"{tag}:events", f"{tag}:keys", f"{tag}:arrivals"
+
+
+def tag_of(user: str) -> str:
+    """Return what the names of all that is a user's begin with.
 
     Braces that have nothing between them would be none to Redis, hence the "=".
     """
-    tag = f"recprune:{{={user}}}"
-    return f"{tag}:events", f"{tag}:keys", f"{tag}:arrivals"
+    return f"recprune:{{={user}}}"
 
 
 def _old_keys_of(user: str) -> tuple[str, str]:
@@ -297,7 +302,7 @@ def _without_errors(answers: list[Any]) -> list[Any]:
     return answers
 
 
-def _place(url: str) -> str:
+def place_of(url: str) -> str:
     """Return the url without its secrets, or say what is wrong with it."""
     try:
         parts = urlsplit(url)

@@ -10,6 +10,7 @@ from typing import Any
 from recprune.serve.configuration import ServeSettings
 from recprune.serve.http.errors import add_errors
 from recprune.serve.http.guard import OPEN_PATHS, Guard
+from recprune.serve.http.json_route import json_routes
 from recprune.serve.http.routes import add_routes
 from recprune.serve.http.schemas import ErrorAnswer
 from recprune.serve.service import Service, open_service
@@ -52,7 +53,7 @@ def create_app(settings: ServeSettings, service: Service | None = None) -> FastA
     add_errors(app)
     _describe_keys(app, needed=settings.keys_file is not None)
     app.openapi()  # made now, not while the first who asks for it and all others wait
-    app.add_middleware(Guard, service=served)
+    app.add_middleware(Guard, service=served, direct=json_routes(app))
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -71,6 +71,8 @@ def as_http_error(error: Exception, route: str | None = None) -> HttpError:
     """Return the answer to a fault. What its message may tell of this machine goes to the log."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
     if isinstance(error, HistoriesUnavailableError):
         log_problem("histories unavailable", {"reason": str(error)})  # it names a path or a host
         message = "histories cannot be read or written just now: try again in a moment"
@@ -95,7 +97,7 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _response(_invalid(error))
+        return _response(as_http_error(error))
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:

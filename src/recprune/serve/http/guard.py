@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
@@ -39,10 +40,15 @@ _SECURITY_HEADERS = [
 
 
 class Guard:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application.
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    What is posted to a path in `direct` goes straight to its route: errors end here in any case,
+    and what FastAPI has between a request and its route is of no use to it.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, direct: Mapping[str, ASGIApp]) -> None:
         self._app = app
+        self._direct = direct
         self._service = service
         limits = service.settings.limits
         # A request is in flight from its last byte to its answer: reading a question takes longer
@@ -71,8 +77,11 @@ class Guard:
             # Elsewhere a body is of no use; the protocol drops it once the answer is written.
             body = await self._body(receive) if admission else b""
             if body is not None:
+                app = self._app
+                if scope["method"] == "POST":
+                    app = self._direct.get(scope["path"], app)
                 with admission.admitted() if admission else nullcontext():
-                    await self._app(scope, _replaying(body, receive), noted)
+                    await app(scope, _replaying(body, receive), noted)
         except Exception as error:  # whatever it is, the client gets a clear answer
             answer = as_http_error(error, _route(scope))
             if not status:

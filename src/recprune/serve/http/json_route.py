@@ -13,11 +13,11 @@ from recprune.serve.http.errors import HttpError
 from recprune.types import needs_extra
 
 with needs_extra("serve"):
-    from fastapi import Response
+    from fastapi import FastAPI, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.routing import APIRoute
     from pydantic import BaseModel, ValidationError
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 Asked = TypeVar("Asked", bound=BaseModel)
 
@@ -38,6 +38,11 @@ class JsonRoute(APIRoute):
             await response(scope, receive, send)
 
         self.app = app
+
+
+def json_routes(app: FastAPI) -> dict[str, ASGIApp]:
+    """Return what answers where a JSON body is posted to, by path."""
+    return {route.path: route.app for route in app.routes if isinstance(route, JsonRoute)}
 
 
 def parsed(kind: type[Asked], content_type: bytes, body: bytes) -> Asked:

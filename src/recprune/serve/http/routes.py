@@ -87,7 +87,11 @@ def _add_questions(app: FastAPI, service: Service) -> None:
 
         def answered() -> bytes:
             found = engine.recommend(
-                histories, choice, exclude_seen=asked.exclude_seen, now=asked.time
+                histories,
+                choice,
+                exclude_seen=asked.exclude_seen,
+                now=asked.time,
+                states=service.states,
             )
             return _answers(service, engine, found, before)
 
@@ -132,6 +136,8 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         ]
         new = await service.lookups.run(lambda: service.histories.append(kept))
         service.metrics.count_events(new)
+        if service.folding is not None:
+            service.folding.note(kept)
         return _json(EventsAnswer(received=len(kept), new=new))
 
 
@@ -171,8 +177,9 @@ async def _looked_up(
 def _dated_history(asker: Asker, kept: dict[str, list[tuple[str, float]]]) -> DatedHistory:
     if asker.history is not None:
         return DatedHistory([*asker.history], asker.times)
-    events = kept[str(asker.user)]
-    return DatedHistory([item for item, _ in events], [timestamp for _, timestamp in events])
+    user = str(asker.user)
+    events = kept[user]
+    return DatedHistory([item for item, _ in events], [timestamp for _, timestamp in events], user)
 
 
 def _check_choice(asked: RecommendRequest | SearchRequest, count: int, limits: Limits) -> None:

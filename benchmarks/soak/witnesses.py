@@ -1,0 +1,211 @@
+"""Who changes the catalogue, who acts, and who asks: each knows what is right.
+
+A request whose connection was cut, or that was turned away, is sent again until it is answered: all
+of them may be repeated. So what was acknowledged is known, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.siege.client import Client, Reply
+from benchmarks.soak.ledger import CONDITIONS, Answer, Filters, Ledger
+from recprune import Recommender
+from recprune.search import reference
+from recprune.types import CodeArray, Json
+
+_AGAIN_S = 0.1
+_FIRST_TIME = 1_700_000_000
+
+
+@dataclass
+class Seen:
+    """What all of them have seen."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    latest_s: float = 0.0  # by how much a version that was answered was late
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What they share."""
+
+    port: int
+    recommender: Recommender
+    ledger: Ledger
+    seen: Seen
+    end: threading.Event
+
+    def ask(self, client: Client, method: str, path: str, body: Json | None = None) -> Reply | None:
+        """Ask until there is an answer; None if the soak ends before."""
+        while True:
+            self.seen.counts["requests"] += 1
+            reply = client.ask(method, path, body)
+            if not reply.cut and reply.status != 503:
+                return reply
+            self.seen.counts["cut" if reply.cut else "turned away"] += 1
+            if self.end.wait(_AGAIN_S):
+                return None
+
+
+class Changer:
+    """Adds, replaces and removes items, one change after the other."""
+
+    pause_s = 0.03
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._added = 0
+
+    def act(self, client: Client, rng: random.Random) -> None:
+        what = rng.choices(("add", "replace", "remove", "remove new"), (3, 2, 2, 3))[0]
+        there = self._scene.ledger.present()
+        if what == "remove" or (what == "remove new" and not self._added):
+            self._remove(client, rng.choice(there))
+        elif what == "remove new":
+            new = [item for item in there[-200:] if item.startswith("new")]
+            self._remove(client, rng.choice(new or there))
+        elif what == "replace":
+            self._put(client, [rng.choice(there)], rng)
+        else:
+            count = rng.choice((1, 1, 1, 5))
+            self._put(client, [f"new {self._added + at}" for at in range(count)], rng)
+            self._added += count
+
+    def _put(self, client: Client, items: list[str], rng: random.Random) -> None:
+        scene, ledger = self._scene, self._scene.ledger
+        codes = [self._code(rng) for _ in items]
+        body = {
+            "items": [
+                {"id": item, "code": code.tolist()} for item, code in zip(items, codes, strict=True)
+            ],
+            "replace": True,  # so that it may be sent again
+        }
+        # Before it is sent, as an answer may have it before it is acknowledged.
+        change = ledger.begin()
+        expected = ledger.put(items, np.array(codes, np.uint8))
+        reply = scene.ask(client, "POST", "/items", body)
+        if reply is None:
+            return
+        if reply.status != 200:
+            scene.seen.failed.append(f"POST /items: {reply.status} {reply.body[:300]!r}")
+        elif reply.json()["numbers"] != expected:
+            scene.seen.wrong.append(f"numbers {reply.json()['numbers']}, expected {expected}")
+        change.acknowledge()
+        scene.seen.counts["put"] += len(items)
+
+    def _code(self, rng: random.Random) -> CodeArray:
+        """Return the code of some item with a few sub-items changed: as good as others are."""
+        ledger = self._scene.ledger
+        code = ledger.code_of(rng.choice(ledger.present()))
+        for _ in range(rng.randrange(3)):
+            code[rng.randrange(len(code))] = rng.randrange(256)
+        return code
+
+    def _remove(self, client: Client, item: str) -> None:
+        scene = self._scene
+        change = scene.ledger.begin()
+        scene.ledger.remove(item)
+        reply = scene.ask(client, "DELETE", f"/items/{item.replace(' ', '%20')}")
+        if reply is None:
+            return
+        if reply.status not in (200, 404):  # 404: it was removed by what had no answer
+            scene.seen.failed.append(f"DELETE: {reply.status} {reply.body[:300]!r}")
+        change.acknowledge()
+        scene.seen.counts["removed"] += 1
+
+
+class Asker:
+    """A user who acts and asks; and asks for others, with every kind of filter."""
+
+    pause_s = 0.01
+
+    def __init__(self, scene: Scene, name: str) -> None:
+        self._scene = scene
+        self._name = name
+        self._users: dict[str, list[str]] = {}
+        self._trained = [
+            str(item)
+            for item in scene.recommender.item_ids.take(range(len(scene.recommender.item_ids)))
+        ]
+
+    def act(self, client: Client, rng: random.Random) -> None:
+        user = f"{self._name} {rng.randrange(20)}"
+        history = self._users.setdefault(user, [])
+        acts = not history or rng.random() < 0.3
+        if acts and not self._write_event(client, user, history, rng):
+            return
+        asked: Json = {"user": user}
+        if rng.random() < 0.3:
+            history = rng.sample(self._trained, rng.randrange(1, 30))
+            asked = {"history": history}
+        filters = self._filters(rng)
+        self._compare(client, asked, history, filters, rng.choice((1, 10, 10, 100)))
+
+    def _write_event(
+        self, client: Client, user: str, history: list[str], rng: random.Random
+    ) -> bool:
+        item = rng.choice(self._trained)
+        event: Json = {"user": user, "item": item, "key": str(len(history))}
+        event["timestamp"] = _FIRST_TIME + len(history)
+        reply = self._scene.ask(client, "POST", "/events", {"events": [event]})
+        if reply is None:
+            return False
+        if reply.status != 200:
+            self._scene.seen.failed.append(f"POST /events: {reply.status} {reply.body[:300]!r}")
+        history.append(item)
+        self._scene.seen.counts["events"] += 1
+        return True
+
+    def _filters(self, rng: random.Random) -> Filters:
+        there = self._scene.ledger.present()
+        condition = rng.choice(CONDITIONS) if rng.random() < 0.4 else None
+        exclude = rng.sample(there, 20) if rng.random() < 0.3 else ()
+        return Filters(exclude, condition)
+
+    def _compare(
+        self, client: Client, asked: Json, history: Sequence[str], filters: Filters, k: int
+    ) -> None:
+        scene, seen = self._scene, self._scene.seen
+        body: Json = {**asked, "k": k, "exclude": list(filters.exclude), "exclude_seen": True}
+        if filters.condition is not None:
+            body["where"] = filters.condition.text
+        while True:
+            begun = time.monotonic()
+            reply = client.ask("POST", "/recommend", body)
+            ended = time.monotonic()
+            seen.counts["requests"] += 1
+            if not reply.cut and reply.status != 503:
+                break
+            seen.counts["cut" if reply.cut else "turned away"] += 1
+            if scene.end.wait(_AGAIN_S):
+                return
+        if reply.status != 200:
+            seen.failed.append(f"/recommend: {reply.status} {reply.body[:300]!r}")
+            return
+        found: Answer = tuple(
+            (entry["item"], float(np.float32(entry["score"])))
+            for entry in reply.json()["answers"][0]["items"]
+        )
+        seen.counts["compared"] += 1
+        internal = scene.recommender.item_ids.find_all(list(history)).astype(np.int32)
+        embedding = scene.recommender.encoder.encode([internal], [None])[0]
+        scores = reference.sub_item_scores(embedding, scene.recommender.index.sub_item_embeddings())
+        whole = Filters([*filters.exclude, *history], filters.condition)
+        expected: Answer | None = None
+        for version, late in scene.ledger.versions(begun, ended):
+            right = scene.ledger.answer(version, scores, k, whole)
+            expected = right if expected is None else expected
+            if found == right:
+                seen.latest_s = max(seen.latest_s, late)
+                return
+        seen.wrong.append(f"{body}: {found[:5]}, expected {(expected or ())[:5]}")

@@ -1,0 +1,1 @@
+"""New items that users take are given codes while the service runs."""
