@@ -8,7 +8,8 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lowest check format bench siege sanitize fuzz stub requirements clean
+.PHONY: help demo test lowest check github format docs notebooks wheel wheels sdist tagged bench siege soak sanitize \
+	fuzz stub requirements clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +30,43 @@ check: $(VENV)/dev.stamp ## Lint, formatting and types, C++ included
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(MAKE) --no-print-directory github
+
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema
+FORMS := $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+github: $(VENV)/dev.stamp ## Check workflows, forms, the citation and the hooks; part of make check
+	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --no-progress --quiet .
+	$(SCHEMA) vendor.dependabot .github/dependabot.yml
+	$(SCHEMA) vendor.github-issue-forms $(FORMS)
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.citation-file-format CITATION.cff
+	$(BIN)/pre-commit validate-config
 
 format: $(VENV)/dev.stamp ## Format all code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
+
+docs: $(VENV)/dev.stamp ## Build the site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+notebooks: $(VENV)/dev.stamp ## Run the notebooks of the site anew, and keep what they print
+	$(BIN)/python tests/support/notebooks.py
+
+wheel: $(VENV)/dev.stamp ## Build the sdist and from it a wheel; search with that where NumPy is all there is
+	$(BIN)/python tests/support/wheels.py dist
+
+wheels: $(BIN)/python ## Build the wheels of a release for this kind of machine; on Linux that takes Docker
+	$(INSTALL) cibuildwheel
+	$(BIN)/python -m cibuildwheel --output-dir dist
+
+sdist: $(BIN)/python ## Build the sdist of a release
+	$(INSTALL) build
+	$(BIN)/python -m build --sdist --outdir dist
+
+tagged: ## Check that TAG=v0.2.0 is the version that is released, and that CHANGELOG.md has it
+	$(PYTHON) tests/support/tagged.py $(TAG)
 
 bench: $(VENV)/dev.stamp ## Measure search, and the data path at full size (about 5 minutes, 3 GB of disk)
 	$(BIN)/python -m benchmarks.search
@@ -45,6 +78,10 @@ siege: $(VENV)/dev.stamp ## Besiege the service, MINUTES=3 for each store; write
 	$(BIN)/python -m benchmarks.siege --minutes $(MINUTES) --histories redis --out docs/measured/siege-redis.json
 	$(BIN)/python -m benchmarks.siege.table
 
+soak: $(VENV)/dev.stamp ## Change a catalogue while it is served and hurt, MINUTES=3; writes docs/catalogue.md
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --out docs/measured/soak.json
+	$(BIN)/python -m benchmarks.soak.table
+
 sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefined-behaviour checks
 	rm -rf build/sanitized
 	$(INSTALL) --no-deps --target build/sanitized --config-settings=build-dir=build/sanitize \
@@ -54,6 +91,7 @@ sanitize: $(VENV)/dev.stamp ## Run the tests of the core with address and undefi
 
 fuzz: $(VENV)/dev.stamp ## Search for a disagreement with the oracle, and for a folder that does harm, for minutes
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/search/test_search.py -k "oracle or worth_pruning or long_lists"
+	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/search/test_search_batch.py -k company_is_answered
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/live/test_live_index.py -k whatever
 	RECPRUNE_FUZZ=20000 $(BIN)/python -m pytest tests/test_strangers.py
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.end_to_end                              # 930,528 items with random codes
     python -m benchmarks.end_to_end --workload FOLDER            # codes, sub-item and sequence embeddings
+    python -m benchmarks.end_to_end --int8                                 # with weights of 8 bits, too
     python -m benchmarks.end_to_end --beside ../old/.venv/bin/python    # another version, in turns
 
 The load has a core of its own. Where others use the service's core too, processor times of the worker
@@ -34,6 +35,7 @@ _HERE = Path(__file__).parent
 _SERVICE_CORE, _LOAD_CORE = 0, 1
 _REQUESTS = 1000
 _MEDIAN, _SPREAD = 44, 1.0  # of the lengths of histories, log-normal
+_INT8 = "this version, int8"
 _LENGTH = PRESETS["gsasrec"].model.length
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--workload", type=Path, help="codes, sub-item and sequence embeddings")
     parser.add_argument("--items", type=int, default=930_528, help="where no workload is given")
     parser.add_argument("--beside", type=Path, help="the Python of another version of recprune")
+    parser.add_argument("--int8", action="store_true", help="also with an encoder of 8 bits")
     parser.add_argument("--connections", default="1,16")
     parser.add_argument("--rounds", type=int, default=8, help="of turns")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
@@ -52,13 +55,16 @@ def main() -> None:
     pythons = {"this version": Path(sys.executable)}
     if parsed.beside:
         pythons = {"beside": parsed.beside, **pythons}
+    if parsed.int8:
+        pythons[_INT8] = Path(sys.executable)
     place = parsed.out.parent / "end-to-end"
     place.mkdir(parents=True, exist_ok=True)
     names, num_items = place / "names.csv", 0
     folders = {}
     for name, python in pythons.items():
         folders[name] = place / name.replace(" ", "-")
-        num_items = _make_model(python, folders[name], parsed.workload, parsed.items)
+        precision = ["--encoder-precision", "int8"] if name == _INT8 else []
+        num_items = _make_model(python, folders[name], parsed.workload, parsed.items, precision)
     _write_names(names, num_items)
     mixed, median = _write_requests(place, num_items)
     ladder = [int(count) for count in parsed.connections.split(",")]
@@ -75,10 +81,12 @@ def main() -> None:
     write_result(parsed.out, result)
 
 
-def _make_model(python: Path, folder: Path, workload: Path | None, items: int) -> int:
+def _make_model(
+    python: Path, folder: Path, workload: Path | None, items: int, precision: list[str]
+) -> int:
     """Save a recommender as a version does; return its number of items."""
     chosen = ["--items", str(items)] if workload is None else ["--workload", str(workload)]
-    _run(python, "end_to_end_model.py", str(folder), *chosen)
+    _run(python, "end_to_end_model.py", str(folder), *chosen, *precision)
     return len(np.load(folder / "popularity.npy", mmap_mode="r"))
 
 

@@ -1,6 +1,6 @@
-"""Save a recommender of the preset gsasrec with random weights, as wide and as large as a real one.
+"""Save a recommender of a preset with random weights, as wide and as large as a real one.
 
-    python benchmarks/end_to_end_model.py FOLDER [--workload WORKLOAD] [--items N]
+    python benchmarks/end_to_end_model.py FOLDER [--preset NAME] [--workload WORKLOAD] [--items N]
 
 Run by its path, so that the Python of another checkout makes a folder of its own format.
 """
@@ -30,10 +30,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workload", type=Path, help="codes, sub-item and sequence embeddings")
     parser.add_argument("--items", type=int, default=930_528, help="where no workload is given")
+    parser.add_argument("--encoder-precision", help="of a version that has a choice")
+    parser.add_argument("--preset", default="gsasrec", choices=PRESETS)
     parsed = parser.parse_args()
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
-    settings = PRESETS["gsasrec"]
+    settings = PRESETS[parsed.preset]
     if parsed.workload is None:
         codes = rng.integers(0, _SUB_ITEMS, (parsed.items, _SPLITS), np.uint8)
     else:
@@ -57,7 +59,7 @@ def main() -> None:
         rng.integers(0, 1000, len(codes)),
         settings.to_json() | {"preparation": {}},
         model_arrays(model),
-        lambda: export_encoder(model),
+        lambda: export_encoder(model, *filter(None, [parsed.encoder_precision])),
     )
     recommender.save(parsed.folder)
 

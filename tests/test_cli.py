@@ -35,6 +35,16 @@ def test_stats_as_json(log_file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert figures["average_length"] == pytest.approx(4000 / 60)
 
 
+def test_the_module_is_the_command() -> None:
+    for words, code in ((["--version"], 0), (["stats", "nowhere.csv"], 2)):
+        both = [
+            subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+            for command in ([COMMAND], [sys.executable, "-m", "recprune"])
+        ]
+        assert both[0].returncode == both[1].returncode == code
+        assert (both[0].stdout, both[0].stderr) == (both[1].stdout, both[1].stderr)
+
+
 def test_stats_as_a_table(log_file: Path) -> None:
     shown = subprocess.run([COMMAND, "stats", log_file], capture_output=True, text=True, check=True)
     assert "4,000" in shown.stdout
@@ -260,6 +270,16 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
         assert set(one["ids"]) == set(range(500)) - {3, 7} | {-1}
         named = zip(one["ids"], one["external_ids"], strict=True)
         assert all(name == (f"item {number}" if number >= 0 else None) for number, name in named)
+    capsys.readouterr()
+    assert main(["index", "compact", out, "--shards", "3"]) == 0
+    assert "shards           3\nsegments         166, 168, 164\n" in capsys.readouterr().out
+    assert main(["search", out, queries, "-k", "500", "--json"]) == 0
+    divided = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for one, other in zip(before, divided, strict=True):
+        assert (one["ids"], one["scores"]) == (other["ids"], other["scores"])
+    assert main(["index", "shard", out, "--shards", "3", "--out", str(arrays / "x")]) == 2
+    said = capsys.readouterr().err
+    assert f"divided where it lies: recprune index compact {out} --shards 3" in said
     assert main(["index", "build", *files, "--out", str(arrays / "x"), "--item-ids", "y"]) == 2
     assert "--item-ids goes with --live" in capsys.readouterr().err
 

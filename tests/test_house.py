@@ -28,12 +28,12 @@ PACKAGES = [
     "data",
     "preparation",
     "search",
+    "vectors",
     "live",
     "attributes",
     "models",
     "evaluation",
     "training",
-    "assortment",
     "recommender",
     "cluster",
     "shards",
@@ -64,7 +64,7 @@ def files_of(package: str) -> list[Path]:
 
 
 def test_every_package_has_its_place() -> None:
-    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
     folders = {path.parent.name for path in SOURCE.glob("*/*.py")}
     assert modules | folders == set(PACKAGES)
 
@@ -110,6 +110,7 @@ def test_every_command_is_listed() -> None:
         "log_options",
         "settings_options",
         "tables",
+        "vector_options",
     }
     assert {path.stem for path in files_of("commands")} - helpers == set(COMMANDS)
 

@@ -28,7 +28,7 @@ from recprune.models.transitions import count_transitions
 from recprune.preparation.cold_items import ColdItems
 from recprune.preparation.holdout import temporal_holdout
 from recprune.preparation.prepared import Prepared, prepare
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.search import reference
 from recprune.search.question import mask_of
 from recprune.shards.answers import answer
@@ -98,10 +98,11 @@ def save_recommender(folder: Path, ids: str, *, attributes: bool = False) -> Non
     recommender.save(folder)
 
 
-def save_live(folder: Path, ids: str) -> None:
-    """Two segments, from which items have left, and changes in a log."""
+def save_live(folder: Path, ids: str, shards: int = 1) -> None:
+    """Segments from which items have left, in as many shards, and changes in a log."""
     shape = {"num_items": 300, "has_bias": True, "ids": ids, "num_sub_items": 10}
     shop = Shop(folder, np.random.default_rng(3), **shape)
+    shop.live.compact(shards=shards).result()
     shop.remove(20)
     shop.add(40)
     shop.seal()
@@ -174,8 +175,15 @@ def try_live(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) 
             manifest["sha256"] = json_checksum(manifest)
             (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with LiveIndex.open(copy, verify=bool(rng.integers(2))) as live:
+        parts = [
+            LiveIndex.open(copy, shard=shard, verify=bool(rng.integers(2)))
+            for shard in range(live.snapshot().division.num_shards)
+        ]
         for _ in range(2):
             use_live(live, rng)
+            moment = live.snapshot().moment
+            numbers = [part.at(moment, 1.0).numbers() for part in parts]
+            assert np.array_equal(np.sort(np.concatenate(numbers)), live.snapshot().numbers())
             more = live.snapshot().item_codes(live.snapshot().numbers()[:3])
             names: Any = [10**6, 10**6 + 1, 10**6 + 2]
             names = {"none": None, "integers": names, "strings": [*map(str, names)]}
@@ -304,6 +312,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "wide": (lambda to: save_index(to, "full", 300, 3, bias=True), try_index, 50),
     "shards": (save_shards, try_shards, 50),
     "live": (lambda to: save_live(to, "strings"), try_live, 60),
+    "live, in shards": (lambda to: save_live(to, "strings", 3), try_live, 60),
     "live, integers": (lambda to: save_live(to, "integers"), try_live, 30),
     "prepared": (lambda to: save_prepared(to, "strings"), try_prepared, 100),
     "prepared, integers": (lambda to: save_prepared(to, "integers"), try_prepared, 40),

@@ -27,29 +27,37 @@ _LENGTH = 50  # items of a history that the encoder sees
 
 
 def save_two(place: Path, num_items: int) -> tuple[Path, Path]:
-    """Save two recommenders of models that were never trained: they answer like any others."""
+    """Save two recommenders of the same items."""
+    folders = place / "first", place / "second"
+    for seed, folder in enumerate(folders):
+        save_untrained(folder, num_items, seed)
+    return folders
+
+
+def save_untrained(folder: Path, num_items: int, seed: int, *, named: bool = False) -> None:
+    """Save the recommender of a model that was never trained: it answers like any other.
+
+    Items are called by their numbers, or `item 17`.
+    """
     import torch
 
     torch.set_num_threads(1)
-    folders = place / "first", place / "second"
     rng = np.random.default_rng(0)
     steps = 25
     users = np.repeat(np.arange(num_items // 10), steps)
     items = np.concatenate([rng.permutation(num_items), rng.integers(0, num_items, len(users))])
     times = 1_500_000_000 + np.arange(len(users)) % steps
-    log = interactions_from_columns(users, items[: len(users)], times, time_format="seconds")
+    chosen = items[: len(users)]
+    names = [f"item {item}" for item in chosen] if named else chosen
+    log = interactions_from_columns(users, names, times, time_format="seconds")
     settings = Settings().with_values(
         {"width": 64, "length": _LENGTH, "num_blocks": 1, "num_heads": 1}
     )
-    for seed, folder in enumerate(folders):
-        torch.manual_seed(seed)
-        codebook = assign_random(
-            log.num_items, num_splits=_SPLITS, num_sub_items=_SUB_ITEMS, seed=seed
-        )
-        prepared = prepare(no_holdout(log), codebook, {"holdout": "none", "seed": seed})
-        model = build_model(settings.model, prepared.codes, codebook.num_sub_items)
-        Recommender.from_model(prepared, model, settings).save(folder)
-    return folders
+    torch.manual_seed(seed)
+    codebook = assign_random(log.num_items, num_splits=_SPLITS, num_sub_items=_SUB_ITEMS, seed=seed)
+    prepared = prepare(no_holdout(log), codebook, {"holdout": "none", "seed": seed})
+    model = build_model(settings.model, prepared.codes, codebook.num_sub_items)
+    Recommender.from_model(prepared, model, settings).save(folder)
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,7 @@ class Service:
         for pid in [self.pid, *self.workers]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert self.process is not None
-        self.process.wait()
+        self._let_go()
 
     def stop(self) -> int:
         """End it as a service manager would."""
@@ -223,10 +222,19 @@ class Service:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            return self.process.wait(_PATIENCE_S)
+            code = self.process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill_all()
             return -9
+        self._let_go()
+        return code
+
+    def _let_go(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.wait()
+        self.process.stdout.close()
+        self.client.close()
 
     def log(self) -> str:
         return (self.disk / "service.log").read_text(errors="replace")

@@ -58,7 +58,9 @@ if TYPE_CHECKING:
         temporal_holdout,
     )
     from recprune.preparation.prepared import Prepared, prepare
-    from recprune.recommender import Recommendations, Recommender
+    from recprune.recommender.newcomers.fold_in import FoldedItems, fold_in
+    from recprune.recommender.recommender import Recommendations, Recommender
+    from recprune.recommender.refreshing import Refreshed, refresh
     from recprune.search.index import Index, instruction_set
     from recprune.search.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
     from recprune.search.posting_lists import PostingLists, build_posting_lists, items_sharing_most
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         RecpruneError,
         StorageError,
     )
+    from recprune.vectors.vector_index import VectorIndex
 
 __all__ = [
     "METHODS",
@@ -91,6 +94,7 @@ __all__ = [
     "Default",
     "Evaluation",
     "ExternalIds",
+    "FoldedItems",
     "Holdout",
     "Index",
     "InputError",
@@ -117,6 +121,7 @@ __all__ = [
     "Recommendations",
     "Recommender",
     "RecpruneError",
+    "Refreshed",
     "Scan",
     "SearchStats",
     "Settings",
@@ -132,6 +137,7 @@ __all__ = [
     "Targets",
     "TopK",
     "TrainingSettings",
+    "VectorIndex",
     "assign_pq",
     "assign_random",
     "assign_svd",
@@ -139,6 +145,7 @@ __all__ = [
     "compare",
     "every_baseline",
     "find_cold_items",
+    "fold_in",
     "instruction_set",
     "interactions_from_columns",
     "items_sharing_most",
@@ -148,6 +155,7 @@ __all__ = [
     "prepare",
     "read_content",
     "read_interactions",
+    "refresh",
     "synthetic_log",
     "temporal_holdout",
     "train",
@@ -172,6 +180,7 @@ _HOMES = {
     "Default": "search.methods",
     "Evaluation": "evaluation.evaluation",
     "ExternalIds": "data.identifiers",
+    "FoldedItems": "recommender.newcomers.fold_in",
     "Holdout": "preparation.holdout",
     "Index": "search.index",
     "InputError": "types",
@@ -197,9 +206,10 @@ _HOMES = {
     "RecJPQPrune": "search.methods",
     "RecentItems": "evaluation.baselines.recent_items",
     "RecentPopularity": "evaluation.baselines.recent_popularity",
-    "Recommendations": "recommender",
-    "Recommender": "recommender",
+    "Recommendations": "recommender.recommender",
+    "Recommender": "recommender.recommender",
     "RecpruneError": "types",
+    "Refreshed": "recommender.refreshing",
     "Scan": "search.methods",
     "SearchStats": "search.top_k",
     "Settings": "models.settings",
@@ -215,6 +225,7 @@ _HOMES = {
     "Targets": "preparation.holdout",
     "TopK": "search.top_k",
     "TrainingSettings": "models.settings",
+    "VectorIndex": "vectors.vector_index",
     "assign_pq": "preparation.codebook",
     "assign_random": "preparation.codebook",
     "assign_svd": "preparation.codebook",
@@ -222,6 +233,7 @@ _HOMES = {
     "compare": "evaluation.comparison",
     "every_baseline": "evaluation.baselines.every_baseline",
     "find_cold_items": "preparation.cold_items",
+    "fold_in": "recommender.newcomers.fold_in",
     "instruction_set": "search.index",
     "interactions_from_columns": "data.interactions",
     "items_sharing_most": "search.posting_lists",
@@ -231,6 +243,7 @@ _HOMES = {
     "prepare": "preparation.prepared",
     "read_content": "data.content",
     "read_interactions": "data.interactions",
+    "refresh": "recommender.refreshing",
     "synthetic_log": "data.synthetic",
     "temporal_holdout": "preparation.holdout",
     "train": "training.loop",

@@ -55,6 +55,13 @@ COMMANDS = {
         "Put a trained model and the catalogue of its prepared log together: one folder that "
         "recommends without torch.",
     ),
+    "refresh": (
+        "train a recommender on with newer events, and put it in place if it is not worse",
+        "Train the model of a saved recommender on with the newer events of its log, compare both "
+        "on the newest of these, and put the new one in the place of the old one if it is not "
+        "worse; exit code 3 if it is. All ids and codes stay. A refresh that was stopped goes on "
+        "where it was.",
+    ),
     "attributes": (
         "give items attributes, for filters: prices, brands, what is in stock",
         "Read what items are like from a Parquet or Arrow file, a row an item, and keep it with a "
@@ -74,6 +81,11 @@ COMMANDS = {
         "Recommend the next items to every history of Parquet files, in worker processes or on a "
         "Ray cluster, and write Parquet. A run that was stopped goes on where it was.",
     ),
+    "histories": (
+        "write the histories of a log for batch, or import them into a service",
+        "Turn a log into histories: a Parquet file for `recprune batch`, or the store of a "
+        "service, which then knows what users had before. Importing it again adds nothing.",
+    ),
     "serve": (
         "serve a saved recommender over HTTP, with a page to look inside",
         "Serve a saved recommender over HTTP: recommendations, search, events, metrics, and a page "
@@ -92,6 +104,10 @@ COMMANDS = {
         "build an index from codes and vectors, change or look at one",
         "Build an index for exact search from NumPy files, look at a saved one, or add items to a "
         "live one and remove some.",
+    ),
+    "items": (
+        "give new items codes, by who took them first or by content",
+        "Give items codes that a recommender does not know yet, so that it can recommend them.",
     ),
     "search": (
         "find the exact top K in a saved index",

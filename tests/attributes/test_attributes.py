@@ -478,3 +478,16 @@ def test_times_are_moments_whatever_the_zone() -> None:
         assert found(attributes, f"at = '{text}'") == [0]
     assert found(attributes, "at > '2026-01-31'") == [0]
     assert found(attributes, "at > '2026-02-01'") == []
+
+
+def test_attributes_of_items_in_other_places() -> None:
+    rng = random.Random(5)
+    given = some_rows(rng, list(range(40)))
+    attributes, rows = attributes_of(given, 40), by_item(given, 40)
+    (nothing,) = by_item([], 1)
+    places = np.array([rng.randrange(-1, 40) for _ in range(60)])
+    moved = attributes.taken(places)
+    for _ in range(50):
+        text, twin = condition(rng)
+        expected = [twin(rows[place] if place >= 0 else nothing) is True for place in places]
+        assert true_of(moved.where(text), 60) == expected, text

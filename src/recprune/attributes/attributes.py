@@ -18,7 +18,7 @@ from recprune.attributes.grammar import parse_condition
 from recprune.data.identifiers import FoundIds
 from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
-from recprune.types import InputError, Json, StorageError
+from recprune.types import InputError, Int64Array, Json, StorageError
 
 KIND = "attributes"
 _VERSION = 1  # of the format
@@ -159,6 +159,13 @@ class Attributes:
         first = np.arange(num_items)
         columns = {name: column.take(first) for name, column in self.columns.items()}
         return Attributes(columns, num_items)
+
+    def taken(self, places: Int64Array) -> Attributes:
+        """Return the attributes of items in other places; where that is −1, there are no values."""
+        beyond = self.extended(self.num_items + 1)
+        chosen = np.where(places < 0, self.num_items, places)
+        columns = {name: column.take(chosen) for name, column in beyond.columns.items()}
+        return Attributes(columns, len(places))
 
     def save(self, folder: str | Path) -> None:
         """Write the attributes as a folder, in place of an older one if there is one."""

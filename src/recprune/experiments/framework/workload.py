@@ -105,7 +105,7 @@ class Workload:
         cls, log: str, model: str, prepared: Prepared, folder: Path, users: int
     ) -> Workload:
         """Encode the histories of test users with a trained model of RecJPQ."""
-        from recprune.recommender import Recommender
+        from recprune.recommender.recommender import Recommender
 
         trained = Recommender.from_training(prepared, folder)
         if trained.settings["model"]["embedding"] != "recjpq":

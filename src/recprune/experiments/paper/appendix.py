@@ -31,7 +31,7 @@ from recprune.experiments.report.document import Block, Section, Table, Text
 from recprune.models.inference import Encoder, TorchEncoder
 from recprune.models.ranking import model_boosts, top_items
 from recprune.preparation.prepared import Prepared
-from recprune.recommender import Recommender
+from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import EPOCHS, MODEL, load_model
 from recprune.types import (
     MAX_SUB_ITEMS,
