@@ -264,4 +264,6 @@ def test_another_database_is_not_touched(place: Path, live: Path, tmp_path: Path
     with sqlite3.connect(tmp_path / "live-takers.db") as other:
         other.execute("CREATE TABLE theirs (x)")
     words = [str(word) for word in options(live, tmp_path)]
+    before = dict(os.environ)
     assert main(["serve", str(place / "recommender"), "--port", "0", *words]) == 2
+    assert dict(os.environ) == before  # what is started next is none of this service

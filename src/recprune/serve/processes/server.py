@@ -61,7 +61,8 @@ def serve(settings: ServeSettings) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="recprune-serve-"))
     settings = settings.model_copy(update={"scratch": scratch})
     figures = scratch / "metrics"
-    os.environ[SHARED_FOLDER] = str(figures)
+    before = os.environ.get(SHARED_FOLDER)
+    os.environ[SHARED_FOLDER] = str(figures)  # for workers, which inherit it
     try:
         _reserve(figures, settings.workers)
         with listen(settings.host, settings.port) as listening:
@@ -70,6 +71,11 @@ def serve(settings: ServeSettings) -> None:
             _Supervisor(settings, listening).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        # Else whatever this process starts next would count in a folder that is gone.
+        if before is None:
+            del os.environ[SHARED_FOLDER]
+        else:
+            os.environ[SHARED_FOLDER] = before
 
 
 def _reserve(figures: Path, workers: int) -> None:
