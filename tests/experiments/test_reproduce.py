@@ -18,6 +18,7 @@ from recprune import InputError, StorageError
 from recprune.cli import main
 from recprune.experiments.framework.record import Record, load_record, load_records, save_record
 from recprune.experiments.registry import EXPERIMENTS
+from recprune.experiments.report.headline import headline
 from recprune.experiments.report.summary import put_summary, summary
 from recprune.experiments.run import find_experiments, write_report
 
@@ -312,8 +313,11 @@ def test_experiments_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_readme_shows_what_was_recorded(tmp_path: Path) -> None:
     records = load_records(ROOT / "docs" / "records")
+    records += load_records(ROOT / "docs" / "records" / "quality")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert summary(records) in readme
+    assert headline(records) in readme
+    assert headline(records).count("\n| **") == 3
     copy = tmp_path / "README.md"
     copy.write_text(readme, encoding="utf-8")
     put_summary(copy, records)
@@ -333,7 +337,7 @@ def test_the_results_page_is_made_from_the_records(tmp_path: Path) -> None:
 def test_the_readme_has_a_place_for_results(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing", encoding="utf-8")
     records = load_records(ROOT / "docs" / "records")
-    with pytest.raises(InputError, match="no place for the results"):
+    with pytest.raises(InputError, match="no place for the headline"):
         put_summary(tmp_path / "README.md", records)
     with pytest.raises(InputError, match="no record of rq1"):
         summary([])

@@ -128,7 +128,8 @@ def run(parsed: argparse.Namespace) -> None:
         say(f"not in the report, as they were never finished: {', '.join(missing)}")
     write_report(found, markdown, html, markdown.parent / "pictures")
     if parsed.readme:
-        put_summary(Path(parsed.readme), found)
+        # What benchmarks.quality has measured stands beside.
+        put_summary(Path(parsed.readme), [*found, *load_records(records / "quality")])
     output.print(f"report: {markdown} and {html}", soft_wrap=True)
 
 

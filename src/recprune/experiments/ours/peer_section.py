@@ -207,6 +207,17 @@ def _lost(entry: Json) -> float | None:
     return float(1 - entry["ndcg"] / exact) if exact > 0 else None
 
 
+def time_of_auto(entries: Sequence[Json]) -> float:
+    """Return the median microseconds of `auto`."""
+    return float(_auto(entries)["p50_us"])
+
+
+def fastest_approximate(entries: Sequence[Json], recall: float) -> Json | None:
+    """Return the fastest of the approximate peers that find so much; None if none does."""
+    enough = [entry for entry in entries if not entry["exact"] and entry["recall"] >= recall]
+    return min(enough, key=lambda entry: float(entry["p50_us"]), default=None)
+
+
 def verdict(entries: Sequence[Json]) -> str:
     """Say how the fastest peers compare with `auto`."""
     auto = _auto(entries)
@@ -229,11 +240,11 @@ def verdict(entries: Sequence[Json]) -> str:
             )
         )
         for least in _RECALLS:
-            enough = [entry for entry in approximate if entry["recall"] >= least]
+            best = fastest_approximate(approximate, least)
             sentences.append(
                 f"With a recall@10 of {least:g} or more, the fastest of them is "
-                f"{_named_time(enough, auto)}."
-                if enough
+                f"{_named_time([best], auto)}."
+                if best
                 else f"None of them reaches a recall@10 of {least:g}."
             )
         good = [

@@ -1,17 +1,19 @@
-"""The results in one small table, for the README: made from the records, like the report."""
+"""The results in short, for the README: made from the records, like the report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recprune.experiments.framework.experiment import in_paper_order, model_name
 from recprune.experiments.framework.record import Record, records_of
 from recprune.experiments.ours.peer_section import verdict
+from recprune.experiments.report.headline import headline
 from recprune.storage import writing_file
 from recprune.types import InputError
 
-_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+# The two places of the README, in their order.
+_HEADLINE, _RESULTS = "headline", "results"
 # As columns: the paper's, then ours. Not `cells`, which `auto` takes where they pay.
 _METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
 
@@ -60,24 +62,33 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a Markdown file that cannot be read, or has no place for the table."""
-    _parts(path)
+    """Refuse a Markdown file that cannot be read, or has no place for figures and table."""
+    _replaced(_read(path), path, {_HEADLINE: "", _RESULTS: ""})
 
 
 def put_summary(path: Path, records: Sequence[Record]) -> None:
-    """Write the table into a Markdown file, between its two marks."""
-    before, after = _parts(path)
+    """Write the figures that matter most, and the table, between their marks of a Markdown file."""
+    made = {_HEADLINE: headline(records), _RESULTS: summary(records)}
+    text = _replaced(_read(path), path, made)
     with writing_file(path) as temporary:
-        temporary.write_text(before + summary(records) + after, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
-def _parts(path: Path) -> tuple[str, str]:
-    """Return what stands before and after the table."""
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    begin, end = text.find(_BEGIN), text.find(_END)
-    if begin < 0 or end < begin:
-        raise InputError(f"{path}: has no place for the results, {_BEGIN.strip()} … {_END.strip()}")
-    return text[: begin + len(_BEGIN)], text[end:]
+
+
+def _replaced(text: str, path: Path, made: Mapping[str, str]) -> str:
+    """Return a text with each block between the marks of its name."""
+    for name, block in made.items():
+        first, last = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        begin, end = text.find(first), text.find(last)
+        if begin < 0 or end < begin:
+            raise InputError(
+                f"{path}: has no place for the {name}, {first.strip()} … {last.strip()}"
+            )
+        text = text[: begin + len(first)] + block + text[end:]
+    return text
