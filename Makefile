@@ -19,8 +19,9 @@ demo: $(VENV)/demo.stamp ## A real grocery log, a model trained on it, what it r
 	$(BIN)/python -m examples.recommend
 	$(BIN)/python -m examples.search
 
-test: $(VENV)/dev.stamp ## Run the tests
-	$(BIN)/python -m pytest
+PROCESSES ?= 2
+test: $(VENV)/dev.stamp ## Run the tests, in PROCESSES=2 at once
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
 lowest: $(VENV)/dev.stamp ## Run tests with the lowest versions that are allowed; WITH='torch==2.13.0' takes others
 	$(BIN)/python tests/support/lowest.py build/lowest $(WITH)

@@ -21,6 +21,16 @@ settings.load_profile("recprune")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, a file is one's alone, and so are all clusters of Ray."""
+    for item in items:
+        module = item.getparent(pytest.Module)
+        on_ray = module is not None and hasattr(module.obj, "running_cluster")  # it imports that
+        group = "clusters" if on_ray else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 SHARED = Path(__file__).parents[2] / "shared"
 
 

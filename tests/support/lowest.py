@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 # Every extra that is used at run time; those left out are sums of these and what demos download.
 EXTRAS = ("data", "train", "tune", "onnx", "ray", "serve", "bench")
 # What the tests below need beside them, as it was tested: their versions are no promise.
-TOOLS = ("httpx", "hypothesis", "ir-measures", "pytest", "schemathesis")
+TOOLS = ("httpx", "hypothesis", "ir-measures", "pytest", "pytest-xdist", "schemathesis")
 # What calls into those packages, and is not slow: neither the page nor long trainings.
 TESTS = (
     "tests/data",
