@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.bitmaps import packed
 from recprune.attributes.diversity import Limit, search_at_most
-from recprune.data.identifiers import ExternalId, ExternalIds, IntegerIds
+from recprune.data.identifiers import ExternalId, ExternalIds, IntegerIds, coerce_ids
 from recprune.live.item_names import as_objects
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from recprune.training.loop import EpochReport
 
 EncoderKind = Literal["auto", "onnx", "torch"]
+
+_USERS_AT_ONCE = 1024  # of a log, that are answered together
 
 
 @dataclass(slots=True, eq=False)
@@ -454,6 +456,49 @@ class Recommender:
             learnt=learnt,
             top=top,
         )
+
+    def recommend_users(
+        self,
+        log: Interactions | LogSource,
+        k: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        where: str | None = None,
+        at_most: tuple[str, int] | None = None,
+        now: float | None = None,
+        threads: int = 1,
+    ) -> pl.DataFrame:
+        """Return the best k items for every user of a log: user, rank from 1 on, item_id and score.
+
+        The log is one that was read, or a path or table that `read_interactions` reads; histories
+        are as it has them, with their times, asked at `now` or when each ended. Over a live index,
+        all are answered as it is at one moment. Arguments are those of `recommend`. For more users
+        than memory holds the answers of, `recprune batch` writes them in parts.
+        """
+        from recprune.data.interactions import Interactions, read_interactions
+
+        if not isinstance(log, Interactions):
+            log = read_interactions(log, min_interactions=1)
+        with needs_extra("data"):
+            import polars as pl
+        index = None if self.live is None else self.live.snapshot()
+        frames = []
+        for first in range(0, max(1, log.num_users), _USERS_AT_ONCE):  # once, for no users
+            users = range(first, min(first + _USERS_AT_ONCE, log.num_users))
+            rows = [slice(*log.offsets[user : user + 2]) for user in users]
+            found = self.recommend(
+                [coerce_ids(self.item_ids, log.item_ids.take(log.items[row])) for row in rows],
+                k,
+                exclude_seen=exclude_seen,
+                where=where,
+                at_most=at_most,
+                times=[(log.times[row] / 1e6).tolist() for row in rows],
+                now=now,
+                threads=threads,
+                index=index,
+            )
+            frames.append(found.to_frame(log.user_ids.take(users)))
+        return pl.concat(frames, how="vertical_relaxed")
 
     def rank(
         self,
