@@ -153,7 +153,6 @@ def test_the_report_introduces_itself(quick: Path) -> None:
         "**synthetic**, ",
         "Exactness: ",
         "Size: over 100,000 items",
-        "Noise: for codes",
         "In torch, on synthetic, ",
         "Beside other",
         "Stopping early: ",
