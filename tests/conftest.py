@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ settings.load_profile("recprune")
 # A shell that runs us in the background ignores Ctrl-C for us, and so for what our tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Processes that run tests side by side are told a width, which consoles keep, whatever a test says.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

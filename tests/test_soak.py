@@ -45,6 +45,25 @@ def test_every_version_has_its_answer(ledger: Ledger) -> None:
     begin_again.acknowledge()
 
 
+def test_another_live_index_has_other_numbers(ledger: Ledger) -> None:
+    ledger.begin().acknowledge()
+    ledger.put(["new"], np.array([[0, 1]], np.uint8))
+    ledger.begin().acknowledge()
+    known = {"x": Attributes(10.0, "a")}
+    ledger.renumber({"new": 1, "x": 2, "y": 0, "z": 3}, 7, known)
+    before = (("y", 2.5), ("x", 0.0), ("z", 0.0), ("new", 0.0))  # ties by number
+    after = (("y", 2.5), ("new", 0.0), ("x", 0.0), ("z", 0.0))
+    assert ledger.answer(1, SCORES, 9, Filters()) == before
+    assert ledger.answer(2, SCORES, 9, Filters()) == after
+    assert ledger.answer(2, SCORES, 9, Filters(["new", "y"])) == after[2:]
+    unbranded = CONDITIONS[-1]
+    assert ledger.answer(1, SCORES, 9, Filters((), unbranded)) == before[2:]  # y has a brand
+    assert ledger.answer(2, SCORES, 9, Filters((), unbranded)) == (*after[:2], after[3])
+    assert sorted(ledger.present()) == ["new", "x", "y", "z"]
+    ledger.begin().acknowledge()
+    assert ledger.put(["one more"], np.array([[1, 1]], np.uint8)) == [7]
+
+
 def test_an_answer_may_be_of_what_was_sent_and_not_of_what_is_long_gone(ledger: Ledger) -> None:
     now = time.monotonic()
     for sent, acknowledged in ((-9.0, -8.0), (-0.2, -0.1), (0.5, 0.6), (2.0, np.inf)):

@@ -14,7 +14,7 @@ from recprune.types import Json
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _PATIENCE_S = 60.0
 
-Cut = Literal["", "refused", "unanswered", "halfway"]
+Cut = Literal["", "refused", "unanswered", "halfway", "late"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class Reply:
     status: int = 0
     head: bytes = b""
     body: bytes = b""
-    cut: Cut = ""  # "unanswered": before the first byte of an answer; "halfway": after it
+    # "unanswered": before the first byte of an answer; "halfway": after it; "late": we gave up, and
+    # what was asked for may still be done, after whatever is asked next.
+    cut: Cut = ""
 
     def json(self) -> Json:
         parsed: Json = json.loads(self.body)
@@ -73,6 +75,9 @@ class Client:
                     break
                 if not part:
                     raise ConnectionResetError
+        except TimeoutError:
+            self.close()
+            return Reply(cut="late")
         except OSError:
             self.close()
             return Reply(cut="halfway" if received else "unanswered")

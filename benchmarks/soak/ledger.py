@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,6 +140,33 @@ class Ledger:
         """Note that the last change lets an item leave."""
         with self._lock:
             self._until[self._there.pop(external_id)] = len(self.changes)
+
+    def renumber(
+        self, numbers: Mapping[str, int], num_numbers: int, known: Mapping[str, Attributes]
+    ) -> None:
+        """Note that with the last change all items that are there have other numbers.
+
+        So it is where another live index takes the place of one: of its items, those are `known`
+        that the recommender was made with.
+        """
+        with self._lock:
+            version, names = len(self.changes), [*self._there]
+            rows = np.array([self._there[name] for name in names])
+            first = len(self._names)
+            self._until[rows] = version
+            for place, name in enumerate(names, first):
+                self._there[name] = place
+                self._rows[name].append(place)
+            now_known = [known.get(name, NOTHING_KNOWN) for name in names]
+            self._names += names
+            self._known += now_known
+            self._codes = np.concatenate([self._codes, self._codes[rows]])
+            self._numbers = np.append(self._numbers, [numbers[name] for name in names])
+            self._since = np.append(self._since, np.full(len(names), version))
+            self._until = np.append(self._until, np.full(len(names), _EVER))
+            truths = [_truths(one) for one in now_known]
+            self._truths = np.concatenate([self._truths, truths])
+            self.num_numbers = num_numbers
 
     # Asking it -----------------------------------------------------------------------------------
 

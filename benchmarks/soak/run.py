@@ -22,11 +22,13 @@ from benchmarks.siege.folders import save_untrained
 from benchmarks.siege.places import Service
 from benchmarks.soak.ledger import NOTHING_KNOWN, Filters, Ledger
 from benchmarks.soak.ledger import Attributes as Known
+from benchmarks.soak.refreshes import GrowingLog, is_usual, run_refresh
 from benchmarks.soak.witnesses import Asker, Changer, Scene, Seen
 from recprune import Attributes, LiveIndex, Recommender
 from recprune.commands.console import showing_progress
 from recprune.search import reference
-from recprune.types import Json
+from recprune.serve.engine.backend import kind_and_version
+from recprune.types import InputError, Json
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Soak:
 
     def __init__(self, plan: Plan, place: Path) -> None:
         self.plan = plan
-        folder = place / "recommender"
+        self.folder = folder = place / "recommender"
         save_untrained(folder, plan.items, plan.seed, named=True)
         recommender = Recommender.load(folder)
         rng = np.random.default_rng(plan.seed)
@@ -67,6 +69,7 @@ class Soak:
             else Known(round(float(rng.uniform(0, 100)), 2), rng.choice(["a", "b", "c", "d"]))
             for _ in ids
         ]
+        self._known = dict(zip(ids, known, strict=True))
         table = {
             "item_id": ids,
             "price": [one.price for one in known],
@@ -87,8 +90,18 @@ class Soak:
         self.end = threading.Event()
         self.seen = Seen()
         ledger = Ledger(recommender.index.item_codes(), ids, known)
-        self.scene = Scene(self.service.port, recommender, ledger, self.seen, self.end)
-        self.is_up = threading.Lock()  # held while the service is started anew
+        self.scene = Scene(
+            self.service.port,
+            {kind_and_version(folder)[1]: recommender},
+            ledger,
+            self.seen,
+            self.end,
+            threading.Lock(),
+        )
+        self.log = GrowingLog(place / "log", ids)
+        self._refresh_s = 5.0  # what one took
+        # Held while the service is started anew, or folders are written by other processes.
+        self.is_up = threading.Lock()
 
     # What happens ----------------------------------------------------------------------------------
 
@@ -98,6 +111,7 @@ class Soak:
             Trouble("service killed", 40.0, 80.0, self._kill_service),
             Trouble("compactions", 10.0, 30.0, self._compact),
             Trouble("reloads", 15.0, 45.0, self._reload),
+            Trouble("refreshes", 60.0, 180.0, self._refresh),
         ]
 
     def _kill_worker(self, rng: random.Random) -> None:
@@ -114,22 +128,74 @@ class Soak:
     def _compact(self, rng: random.Random) -> None:
         """Compact from another process, which is killed at a random moment every other time."""
         command = [sys.executable, "-m", "recprune.cli", "index", "compact", str(self.live)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        if rng.random() < 0.5:
-            time.sleep(rng.uniform(0.2, 1.5))
-            process.kill()
-        _, said = process.communicate()
+        with self.is_up:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            if rng.random() < 0.5:
+                time.sleep(rng.uniform(0.2, 1.5))
+                process.kill()
+            _, said = process.communicate()
         if process.returncode not in (0, -signal.SIGKILL):
             self.seen.failed.append(f"compact: {said.decode(errors='replace')[-300:]}")
 
     def _reload(self, _: random.Random) -> None:
         with self.is_up:
-            client = Client(self.service.port)
-            reply = client.ask("POST", "/admin/reload")
-            client.close()
+            self._ask_to_reload()
+
+    def _ask_to_reload(self) -> bool:
+        """Return whether the service has loaded what is there."""
+        client = Client(self.service.port)
+        reply = client.ask("POST", "/admin/reload")
+        client.close()
         # One that a killed worker took part in may fail, and is made again.
         if not reply.cut and reply.status not in (200, 409, 503):
             self.seen.failed.append(f"reload: {reply.status} {reply.body[:300]!r}")
+        return not reply.cut and reply.status == 200
+
+    def _refresh(self, rng: random.Random) -> None:
+        """Train the model on with one more day, by a process that is killed every other time.
+
+        The next one goes on from there. Meanwhile nobody else changes the catalogue: what is added
+        then has a number that only the new live index knows.
+        """
+        self.log.add_day(rng)
+        with self.is_up, self.scene.changing:
+            kills = [self._refresh_s * rng.uniform(0.3, 1.1)] if rng.random() < 0.5 else []
+            for kill_after_s in (*kills, None):
+                change = self.scene.ledger.begin()
+                code, said, seconds = run_refresh(
+                    self.folder, self.log.folder, self.live, kill_after_s
+                )
+                if not is_usual(code):
+                    self.seen.failed.append(f"refresh: {code} {said[-300:]}")
+                if code == 0:
+                    self._refresh_s = seconds
+                if self._is_a_pair():
+                    while not self._ask_to_reload() and not self.end.wait(0.2):
+                        pass
+                change.acknowledge()
+
+    def _is_a_pair(self) -> bool:
+        """Take note of a new recommender; return False if its live index is not in place yet."""
+        version = kind_and_version(self.folder)[1]
+        recommender, scene = Recommender.load(self.folder), self.scene
+        with LiveIndex.open(self.live) as live:
+            try:
+                recommender.with_live(live)
+            except InputError:
+                return False
+            if version not in scene.recommenders:
+                numbers = live.snapshot().numbers()
+                names = map(str, live.external_ids(numbers))
+                found = dict(zip(names, numbers.tolist(), strict=True))
+                differing = found.keys() ^ set(scene.ledger.present())
+                if differing:
+                    self.seen.wrong.append(f"after a refresh, items differ: {sorted(differing)}")
+                    self.end.set()
+                    return True
+                scene.ledger.renumber(found, live.num_items, self._known)
+                scene.recommenders[version] = recommender
+                self.seen.counts["put in place"] += 1
+        return True
 
     # All of it -------------------------------------------------------------------------------------
 

@@ -26,7 +26,10 @@ def rows(record: Json) -> list[tuple[str, str]]:
         ),
         ("compactions (every other one is killed)", f"{counts['compactions']:,}"),
         ("folders loaded anew", f"{counts['reloads']:,}"),
-        *([("models refreshed", f"{counts['refreshes']:,}")] if "refreshes" in counts else []),
+        (
+            "refreshes (half are killed once), models put in place",
+            f"{counts.get('refreshes', 0):,}, {counts.get('put in place', 0):,}",
+        ),
         ("answers compared, ids and score bits", f"{counts['compared']:,}"),
         ("**wrong answers**", f"{len(record['wrong'])}"),
         ("**requests that failed**", f"{len(record['failed'])}"),

@@ -22,6 +22,7 @@ from recprune.search import reference
 from recprune.types import CodeArray, Json
 
 _AGAIN_S = 0.1
+_PATIENCE_S = 120.0  # from when a service may answer by a new recommender until we have read it
 _FIRST_TIME = 1_700_000_000
 
 
@@ -40,21 +41,38 @@ class Scene:
     """What they share."""
 
     port: int
-    recommender: Recommender
+    recommenders: dict[str, Recommender]  # all that were ever in place, by their version
     ledger: Ledger
     seen: Seen
     end: threading.Event
+    changing: threading.Lock  # held by whoever changes the catalogue
 
     def ask(self, client: Client, method: str, path: str, body: Json | None = None) -> Reply | None:
         """Ask until there is an answer; None if the soak ends before."""
         while True:
-            self.seen.counts["requests"] += 1
             reply = client.ask(method, path, body)
-            if not reply.cut and reply.status != 503:
+            if not self.is_to_be_repeated(reply):
                 return reply
-            self.seen.counts["cut" if reply.cut else "turned away"] += 1
             if self.end.wait(_AGAIN_S):
                 return None
+
+    def is_to_be_repeated(self, reply: Reply) -> bool:
+        """Count a reply; return whether it is none. Asked for too late, all else is in doubt."""
+        self.seen.counts["requests"] += 1
+        if reply.cut == "late":
+            self.seen.failed.append("no answer for a minute")
+            self.end.set()
+        if not reply.cut and reply.status != 503:
+            return False
+        self.seen.counts["cut" if reply.cut else "turned away"] += 1
+        return True
+
+    def recommender_of(self, version: str) -> Recommender | None:
+        """Return the recommender of an answer; one that is just put in place is waited for."""
+        patience = time.monotonic() + _PATIENCE_S
+        while version not in self.recommenders and time.monotonic() < patience:
+            time.sleep(_AGAIN_S)
+        return self.recommenders.get(version)
 
 
 class Changer:
@@ -67,6 +85,10 @@ class Changer:
         self._added = 0
 
     def act(self, client: Client, rng: random.Random) -> None:
+        with self._scene.changing:
+            self._change(client, rng)
+
+    def _change(self, client: Client, rng: random.Random) -> None:
         what = rng.choices(("add", "replace", "remove", "remove new"), (3, 2, 2, 3))[0]
         there = self._scene.ledger.present()
         if what == "remove" or (what == "remove new" and not self._added):
@@ -133,10 +155,8 @@ class Asker:
         self._scene = scene
         self._name = name
         self._users: dict[str, list[str]] = {}
-        self._trained = [
-            str(item)
-            for item in scene.recommender.item_ids.take(range(len(scene.recommender.item_ids)))
-        ]
+        (first,) = scene.recommenders.values()
+        self._trained = [str(item) for item in first.item_ids.take(range(len(first.item_ids)))]
 
     def act(self, client: Client, rng: random.Random) -> None:
         user = f"{self._name} {rng.randrange(20)}"
@@ -183,10 +203,8 @@ class Asker:
             begun = time.monotonic()
             reply = client.ask("POST", "/recommend", body)
             ended = time.monotonic()
-            seen.counts["requests"] += 1
-            if not reply.cut and reply.status != 503:
+            if not scene.is_to_be_repeated(reply):
                 break
-            seen.counts["cut" if reply.cut else "turned away"] += 1
             if scene.end.wait(_AGAIN_S):
                 return
         if reply.status != 200:
@@ -197,9 +215,14 @@ class Asker:
             for entry in reply.json()["answers"][0]["items"]
         )
         seen.counts["compared"] += 1
-        internal = scene.recommender.item_ids.find_all(list(history)).astype(np.int32)
-        embedding = scene.recommender.encoder.encode([internal], [None])[0]
-        scores = reference.sub_item_scores(embedding, scene.recommender.index.sub_item_embeddings())
+        # The version of an answer is that of the recommender, then that of the live index.
+        recommender = scene.recommender_of(reply.json()["version"].split("-")[0])
+        if recommender is None:
+            seen.wrong.append(f"{body}: version {reply.json()['version']} was never put in place")
+            return
+        internal = recommender.item_ids.find_all(list(history)).astype(np.int32)
+        embedding = recommender.encoder.encode([internal], [None])[0]
+        scores = reference.sub_item_scores(embedding, recommender.index.sub_item_embeddings())
         whole = Filters([*filters.exclude, *history], filters.condition)
         expected: Answer | None = None
         for version, late in scene.ledger.versions(begun, ended):

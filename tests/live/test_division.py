@@ -41,7 +41,7 @@ def opened(shop: Shop, num_shards: int) -> list[LiveIndex]:
     """Return the shards, none of which looks for changes by itself."""
     shards = [LiveIndex.open(shop.folder, shard=shard) for shard in range(num_shards)]
     for shard in shards:
-        shard._stop.set()
+        shard._stop_following()
     return shards
 
 

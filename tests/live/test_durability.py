@@ -309,8 +309,7 @@ def test_a_reader_that_saw_what_was_never_acknowledged_sees_the_right_thing(
 
 def test_a_reader_whose_logs_are_gone_begins_anew(shop: Shop) -> None:
     with LiveIndex.open(shop.folder) as reader:
-        reader._stop.set()  # it does not look by itself
-        time.sleep(0.1)
+        reader._stop_following()  # it does not look by itself
         for _ in range(3):
             shop.add(4)
             shop.remove(2)

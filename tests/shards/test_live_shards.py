@@ -256,7 +256,7 @@ def test_who_asks_of_a_moment_before_all_that_a_new_shard_knows_is_told_or_asks_
 ) -> None:
     with ShardedIndex.open(shop.folder, address=cluster.address) as index:
         assert index.live is not None
-        index.live._stop.set()  # it does not look by itself
+        index.live._stop_following()  # it does not look by itself
         past = index.snapshot()
         for _ in range(2):
             shop.add(3)

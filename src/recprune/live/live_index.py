@@ -146,6 +146,7 @@ class LiveIndex:
         self._worker: ThreadPoolExecutor | None = None  # for what takes long
         self._busy = threading.Lock()  # held while something waits for the worker, or runs there
         self._stop = threading.Event()
+        self._follower: threading.Thread | None = None  # which looks for what others change
         weakref.finalize(self, self._stop.set)
         if self._shard is not None:
             self._moments.note(self._snapshot, self._tip)
@@ -219,10 +220,10 @@ class LiveIndex:
 
     def _followed(self) -> LiveIndex:
         """Begin to look for changes that others make, until this object is closed or gone."""
-        follow = threading.Thread(
+        self._follower = threading.Thread(
             target=_follow, args=(weakref.ref(self), self._stop), name="recprune-live", daemon=True
         )
-        follow.start()
+        self._follower.start()
         return self
 
     def close(self) -> None:
@@ -230,9 +231,14 @@ class LiveIndex:
         with self._lock:
             self._closed = True
             worker = self._worker
-        self._stop.set()
+        self._stop_following()
         if worker is not None:
             worker.shutdown(wait=True)
+
+    def _stop_following(self) -> None:
+        self._stop.set()
+        if self._follower is not None and self._follower is not threading.current_thread():
+            self._follower.join()
 
     def __enter__(self) -> LiveIndex:
         return self
