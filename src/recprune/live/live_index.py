@@ -389,9 +389,12 @@ class LiveIndex:
                 self._start(self.maintain)
         return change
 
-    def _refuse_unusable(self) -> None:
+    def _refuse_shard(self) -> None:
         if self._shard is not None:
             raise InputError(f"{self.folder}: one shard is not changed: open the whole")
+
+    def _refuse_unusable(self) -> None:
+        self._refuse_shard()
         if self._closed:
             raise InputError(f"{self.folder}: the live index is closed")
         if self._broken is not None:
@@ -577,6 +580,7 @@ class LiveIndex:
 
         Nothing is done if that is not due, or if another process is at it.
         """
+        self._refuse_shard()
         if not self._is_due():
             return
         try:
@@ -593,6 +597,7 @@ class LiveIndex:
 
     def _rewrite(self, threads: int, *, everything: bool, shards: int | None = None) -> None:
         """Begin a new log, and a generation with fewer segments for what was before it."""
+        self._refuse_shard()  # which knows its own segments only, and would sweep all others
         seconds = _COMPACTOR_SECONDS if everything else 0.0
         with locked(self.folder / _COMPACTORS, seconds, self._stop):
             with self._lock, locked(self.folder / _WRITERS, _WAITING_SECONDS):
