@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from recprune.recommender.newcomers.fold_in import FoldedItems, fold_in
     from recprune.recommender.recommender import Recommendations, Recommender
     from recprune.recommender.refreshing import Refreshed, refresh
+    from recprune.recommender.similar import SimilarItems
     from recprune.search.index import Index, instruction_set
     from recprune.search.methods import METHODS, Auto, Cells, Default, PQTopK, RecJPQPrune, Scan
     from recprune.search.posting_lists import PostingLists, build_posting_lists, items_sharing_most
@@ -128,6 +129,7 @@ __all__ = [
     "ShardLostError",
     "ShardedIndex",
     "ShardedTopK",
+    "SimilarItems",
     "SnapshotIds",
     "Statistics",
     "StorageError",
@@ -216,6 +218,7 @@ _HOMES = {
     "ShardLostError": "shards.folder",
     "ShardedIndex": "shards.sharded_index",
     "ShardedTopK": "shards.answers",
+    "SimilarItems": "recommender.similar",
     "SnapshotIds": "live.snapshot_ids",
     "Statistics": "data.statistics",
     "StorageError": "types",

@@ -76,6 +76,11 @@ COMMANDS = {
         "recommend items to a history",
         "Recommend the next items to histories of external item ids, from a saved recommender.",
     ),
+    "similar": (
+        "find the items most like some items",
+        "Find, for each of some items, the others whose vectors have the greatest cosine with its "
+        "own, exactly.",
+    ),
     "batch": (
         "recommend items to every user of a Parquet file",
         "Recommend the next items to every history of Parquet files, in worker processes or on a "

@@ -104,7 +104,9 @@ def test_a_key_is_needed_and_its_scope_counts(service: Service, given: dict[str,
     assert service.client.post("/admin/reload", headers=bearer(given["admin"])).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/items?query=a", "/items/a", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/items?query=a", "/items/a", "/items/a/similar", "/nothing"]
+)
 def test_everything_else_needs_a_key_too(
     service: Service, path: str, given: dict[str, str]
 ) -> None:

@@ -121,6 +121,13 @@ def test_an_item_comes_and_goes_in_all_workers(service: Service, recommender: Re
     wait_for_all(lambda: all(found[0] == "hat" for found in by_all(service, **asked)))
     shown = {"item": "hat", "name": None, "popularity": 0, "code": code}
     assert service.client.get("/items/hat").json() == shown
+    near = service.client.get("/items/hat/similar", params={"k": 400}).json()
+    assert len(near["items"]) == count
+    twins = [item["item"] for item in near["items"] if item["score"] == 1.0]
+    known_codes = recommender.index.item_codes()
+    assert set(recommender.item_ids.find_all(twins)) == set(
+        np.flatnonzero((known_codes == code).all(axis=1))
+    )
     assert service.client.get("/items", params={"query": "hat"}).json()["items"] == [
         {"item": "hat", "name": None}
     ]
@@ -146,6 +153,7 @@ def test_an_item_comes_and_goes_in_all_workers(service: Service, recommender: Re
     for history in ([], HISTORY, ["hat"]):
         assert all("hat" not in found for found in by_all(service, history=history, k=500))
     assert service.client.get("/items/hat").status_code == 404
+    assert service.client.get("/items/hat/similar").status_code == 404
     assert service.client.delete("/items/hat").status_code == 404
     # So do items that the model was trained with, popular or not.
     popular = by_all(service, history=[], k=1)[0][0]

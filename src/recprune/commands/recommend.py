@@ -14,14 +14,15 @@ from recprune.attributes.attributes import Attributes
 from recprune.commands.answer_options import (
     add_filter_arguments,
     add_live_arguments,
+    add_names_argument,
     add_seen_arguments,
     check_k,
     check_live,
     parse_boosts,
+    read_names,
 )
 from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.data.interactions import read_interactions
-from recprune.data.titles import read_titles
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommendations, Recommender
@@ -49,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log", metavar="LOG", help="with --user: what `recprune prepare` reads; times are known"
     )
-    parser.add_argument(
-        "--names", metavar="FILE", help="CSV or Parquet with item_id and name: shown with the ids"
-    )
+    add_names_argument(parser)
     parser.add_argument(
         "--times", metavar="S,S,...", help="when the items of --history were, seconds since 1970"
     )
@@ -98,7 +97,7 @@ def _recommend(
 ) -> None:
     """Answer what was asked: of a catalogue that changes, as it is at one moment."""
     if parsed.names is not None:  # once, however many histories there are
-        parsed.names = _read_names(recommender, parsed.names)
+        parsed.names = read_names(recommender.item_ids, parsed.names)
     if parsed.user is not None:
         history, parsed.times = _history_in(parsed.log, parsed.user)
         _answer(recommender, snapshot, [coerce_ids(recommender.item_ids, history)], parsed, None)
@@ -183,14 +182,6 @@ def _answer(
     if first_line is None and not parsed.json:
         # Once more: the first request of a process waits for the disk.
         _draw_timeline(recommend().milliseconds)
-
-
-def _read_names(recommender: Recommender, path: str) -> dict[ExternalId, str]:
-    """Return the names that a file has, by ids in the type of the catalogue's."""
-    rows = list(read_titles(Path(path)))
-    ids = coerce_ids(recommender.item_ids, [item for item, _ in rows])
-    titles = (" ".join(title.split()) for _, title in rows)
-    return {item: title for item, title in zip(ids, titles, strict=True) if title}
 
 
 def _history_in(log: str, user: str) -> tuple[list[ExternalId], list[float]]:

@@ -33,6 +33,7 @@ from recprune.models.settings import DEFAULT_PRESET, ModelSettings, Settings
 from recprune.models.timelines import checked_timelines
 from recprune.models.transitions import SuccessorTable
 from recprune.preparation.prepared import Prepared
+from recprune.recommender.answer_frame import answer_frame
 from recprune.recommender.assortment import Assortment, Assortments, fingerprint
 from recprune.recommender.request import (
     allowed_items,
@@ -42,6 +43,7 @@ from recprune.recommender.request import (
     look_up,
     seen_items,
 )
+from recprune.recommender.similar import SimilarItems, similar_items
 from recprune.search.checks import checked_k, checked_threads
 from recprune.search.index import Index
 from recprune.search.methods import Default, Method, check_can_stop, find_method, stopped_at
@@ -100,18 +102,7 @@ class Recommendations:
             users = range(len(self.items))
         if len(users) != len(self.items):
             raise InputError(f"{len(users)} users, but {len(self.items)} histories")
-        with needs_extra("data"):
-            import polars as pl
-        lengths = [len(items) for items in self.items]
-        rows = self.scores[np.arange(self.scores.shape[1]) < np.array(lengths)[:, None]]
-        return pl.DataFrame(
-            {
-                "user_id": [user for user, n in zip(users, lengths, strict=True) for _ in range(n)],
-                "rank": [rank for n in lengths for rank in range(1, n + 1)],
-                "item_id": [item for items in self.items for item in items],
-                "score": rows,
-            }
-        )
+        return answer_frame("user_id", users, self.items, self.scores)
 
 
 class Recommender:
@@ -499,6 +490,32 @@ class Recommender:
             )
             frames.append(found.to_frame(log.user_ids.take(users)))
         return pl.concat(frames, how="vertical_relaxed")
+
+    def similar(
+        self,
+        items: Sequence[ExternalId],
+        k: int = 10,
+        *,
+        exclude: Sequence[ExternalId] = (),
+        allow: Sequence[ExternalId] | NDArray[np.bool_] | ItemBits | None = None,
+        where: str | None = None,
+        threads: int = 1,
+        index: LiveSnapshot | None = None,
+    ) -> SimilarItems:
+        """Return, for each item, the k others whose vectors have the greatest cosine with its own.
+
+        An item's vector is that of its sub-items, one after the other, or its row in a full table;
+        ties go to the lower internal id. The answer is exact, and includes items without training,
+        whose vectors are what content, or chance, gave them; which of the items that are asked
+        about are such is said. `exclude`, `allow` and `where` are as in `recommend`. Over a live
+        index, items are those that are there, as they are now or in the snapshot `index`.
+        """
+        offered = self._assortment(index)
+        allowed = allowed_items(offered, allow)
+        if where is not None:
+            allowed = self._true_of(offered, where, allowed)
+        excluded = find_known(offered, exclude)
+        return similar_items(offered, self.index, items, k, excluded, allowed, threads)
 
     def rank(
         self,

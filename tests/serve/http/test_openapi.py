@@ -47,6 +47,7 @@ OPERATIONS = [
     ("GET", "/items"),
     ("POST", "/items"),
     ("GET", "/items/{item}"),
+    ("GET", "/items/{item}/similar"),
     ("DELETE", "/items/{item}"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),

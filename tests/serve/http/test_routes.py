@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
+from recprune.recommender.cosine import CosineSearch
 from recprune.recommender.recommender import Recommender
 from recprune.search.index import Index
 from tests.support.serving import (
@@ -336,6 +337,31 @@ def test_items_are_described(service: Service, recommender: Recommender) -> None
         "code": recommender.index.item_codes()[item].tolist(),
     }
     assert error_of(service.client.get("/items/no/such"))[:2] == (404, "not_found")
+
+
+def test_similar_items_are_those_of_the_library(service: Service, recommender: Recommender) -> None:
+    answer = service.client.get("/items/tea é7/similar", params={"k": 5}).json()
+    expected = recommender.similar(["tea é7"], 5)
+    assert (answer["item"], answer["name"]) == ("tea é7", 'Täe No. 7, "fine"')
+    assert answer["version"] == service.client.get("/readyz").json()["version"]
+    assert items_of(answer) == expected.items[0]
+    assert scores_of(answer) == expected.scores[0].view(np.uint32).tolist()
+    assert len(service.client.get("/items/a/similar").json()["items"]) == 10
+    for path, expected_error in (
+        ("/items/no/such/similar", (404, "not_found")),
+        ("/items/a/similar?k=51", (422, "limit")),
+        ("/items/a/similar?k=0", (422, "invalid")),
+        ("/items/a/similar?where=price", (422, "invalid")),
+    ):
+        assert error_of(service.client.get(path))[:2] == expected_error
+
+
+def test_an_index_alone_has_similar_items_too(index_service: Service, index: Index) -> None:
+    answer = index_service.client.get("/items/7/similar", params={"k": 4}).json()
+    none = np.empty(0, np.int64)
+    items, cosines = CosineSearch(index, every_item=index.num_items).best(7, 4, exclude=none)
+    assert items_of(answer) == items.tolist()
+    assert scores_of(answer) == cosines.view(np.uint32).tolist()
 
 
 def test_items_are_found_by_words_popular_ones_first(

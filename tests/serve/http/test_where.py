@@ -64,6 +64,14 @@ def service(place: Path, recommender: Recommender) -> Iterator[Service]:
         yield running
 
 
+def test_similar_items_meet_a_condition(service: Service, recommender: Recommender) -> None:
+    where = "price < 40 and brand != 'brand 1'"
+    response = service.client.get("/items/a/similar", params={"k": 4, "where": where})
+    expected = recommender.similar(["a"], 4, where=where)
+    assert items_of(response.json()) == expected.items[0]
+    assert scores_of(response.json()) == expected.scores[0].view(np.uint32).tolist()
+
+
 @pytest.mark.parametrize("history", [HISTORY, []])
 @pytest.mark.parametrize(
     "asked",

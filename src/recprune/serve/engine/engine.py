@@ -21,6 +21,8 @@ from recprune.attributes.diversity import Limit, allowed_with, search_at_most
 from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
+from recprune.live.snapshot_ids import SnapshotIds
+from recprune.recommender.cosine import CosineSearch
 from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.recommender.saving import KIND as RECOMMENDER
 from recprune.search.checks import checked_k, refuse_infinite
@@ -240,6 +242,23 @@ class Engine:
         )
         return [replace(one, milliseconds=filtering | one.milliseconds) for one in found]
 
+    def similar(self, item: int, k: int, where: str | None) -> tuple[list[int], list[float]]:
+        """Return the items most like one that is there, and their cosines."""
+        ids = self.catalogue.ids
+        index = ids.snapshot if isinstance(ids, SnapshotIds) else self.own_index
+        if index is None:
+            raise InputError(
+                "similar: this service has its items in shards on other machines, and their codes "
+                "are there; serve a recommender with --shards, or an index"
+            )
+        self._check_compact("similar items")
+        allowed = None
+        if where is not None:
+            allowed = self._attributes("where").where(where).words
+        none = np.empty(0, np.int64)
+        best, cosines = CosineSearch(index).best(item, self._most(k), exclude=none, allow=allowed)
+        return best.tolist(), cosines.tolist()
+
     def check_explains(self) -> None:
         """Refuse, where there is nothing to look into."""
         self._explained()
@@ -384,13 +403,7 @@ class Engine:
         """Return the internal ids of boosted items and their boosts, None where nothing is."""
         if not choice.boosts:
             return None
-        own = self.own_index
-        needed = own.num_items * own.num_splits if own and own.layout == "compact" else 0
-        if needed > self.method_bytes:
-            raise InputError(
-                f"boosts need {needed:,} bytes in each worker, as the index is compact, and the "
-                f"service allows {self.method_bytes:,}: --max-method-bytes"
-            )
+        self._check_compact("boosts")
         given, numbers = zip(*choice.boosts, strict=True)
         items = self.catalogue.find_all(given)
         for place, item in enumerate(items.tolist()):
@@ -404,6 +417,16 @@ class Engine:
             values = np.array(numbers).astype(np.float32)
         refuse_infinite(values, "boosts")
         return items, values
+
+    def _check_compact(self, name: str) -> None:
+        """Refuse what needs the code of single items, where all would take too much memory."""
+        own = self.own_index
+        needed = own.num_items * own.num_splits if own and own.layout == "compact" else 0
+        if needed > self.method_bytes:
+            raise InputError(
+                f"{name} need {needed:,} bytes in each worker, as the index is compact, and the "
+                f"service allows {self.method_bytes:,}: --max-method-bytes"
+            )
 
     def _named(self, explanation: Json) -> Json:
         """Say what the caller calls the items of an explanation."""

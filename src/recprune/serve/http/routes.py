@@ -10,8 +10,10 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
+from recprune.attributes.grammar import MOST_CHARACTERS
 from recprune.serve.admission import WorkPool
 from recprune.serve.configuration import Limits
+from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.engine import DatedHistory, Engine, Found
 from recprune.serve.engine.item_changes import NoSuchItemError, put_items, remove_item
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
@@ -34,7 +36,9 @@ from recprune.serve.http.schemas import (
     RecommendRequest,
     Reloaded,
     RemovedItem,
+    ScoredItem,
     SearchRequest,
+    SimilarAnswer,
 )
 from recprune.serve.service import Service
 from recprune.types import InputError, needs_extra
@@ -219,15 +223,7 @@ def _answers(
     catalogue = engine.catalogue
     answers: list[Answer] = [
         {
-            "items": [
-                {"item": item, "name": name, "score": score}
-                for item, name, score in zip(
-                    catalogue.external_ids(one.items),
-                    map(catalogue.name, one.items),
-                    one.scores,
-                    strict=True,
-                )
-            ],
+            "items": _scored_items(catalogue, one.items, one.scores),
             "unknown": one.unknown,
             "by_popularity": one.by_popularity,
             "method": one.method,
@@ -241,6 +237,15 @@ def _answers(
         for one in found
     ]
     return ANSWERS.dump_json({"answers": answers, "version": engine.version})
+
+
+def _scored_items(catalogue: Catalogue, items: list[int], scores: list[float]) -> list[ScoredItem]:
+    return [
+        {"item": item, "name": name, "score": score}
+        for item, name, score in zip(
+            catalogue.external_ids(items), map(catalogue.name, items), scores, strict=True
+        )
+    ]
 
 
 # Items -------------------------------------------------------------------------------------------
@@ -264,6 +269,30 @@ def _add_items(app: FastAPI, service: Service) -> None:
             )
         )
 
+    # Before what takes any path for an item.
+    @app.get("/items/{item:path}/similar", response_model=SimilarAnswer)
+    async def similar(
+        item: str,
+        k: Annotated[int, Query(ge=1)] = 10,
+        where: Annotated[str | None, Query(max_length=MOST_CHARACTERS)] = None,
+    ) -> Response:
+        """Find the items most like one."""
+        _check_limit("k", k, service.settings.limits.k)
+        engine = service.engine.now()
+        catalogue = engine.catalogue
+
+        def answered() -> SimilarAnswer:
+            asked = _found_item(catalogue, item)
+            best, cosines = engine.similar(asked, k, where)
+            return SimilarAnswer(
+                item=catalogue.external_id(asked),
+                name=catalogue.name(asked),
+                items=_scored_items(catalogue, best, cosines),
+                version=engine.version,
+            )
+
+        return _json(await service.searches.run(answered))
+
     @app.get("/items/{item:path}", response_model=ItemAnswer)
     async def item(item: str) -> Response:
         """Say what is known of an item."""
@@ -271,9 +300,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
         catalogue = engine.catalogue
 
         def answered() -> ItemAnswer:
-            found = catalogue.find(item)
-            if found < 0:
-                raise NoSuchItemError("no such item in the catalogue")
+            found = _found_item(catalogue, item)
             return ItemAnswer(
                 item=catalogue.external_id(found),
                 name=catalogue.name(found),
@@ -301,6 +328,13 @@ def _add_items(app: FastAPI, service: Service) -> None:
         live = engine.changing()
         await service.changes.run(lambda: remove_item(live, engine.catalogue, item))
         return _json(RemovedItem(items=live.num_present))
+
+
+def _found_item(catalogue: Catalogue, item: str) -> int:
+    found = catalogue.find(item)
+    if found < 0:
+        raise NoSuchItemError("no such item in the catalogue")
+    return found
 
 
 # Operations --------------------------------------------------------------------------------------

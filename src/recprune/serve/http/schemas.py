@@ -387,6 +387,15 @@ class ItemAnswer(BaseModel):
     )
 
 
+class SimilarAnswer(BaseModel):
+    """The items most like one: scores are the cosines of their vectors with its own, exact."""
+
+    item: int | str
+    name: str | None
+    items: list[ScoredItem]
+    version: str = Field(description="Of the recommender that answered; changes with a reload.")
+
+
 class FoundItem(BaseModel):
     """An item whose name or id has the words that were looked for."""
 
