@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender.recommender import Recommender
 from recprune.training.checkpoint import load_model, save_model
+from recprune.training.loop import EpochReport
 from tests.preparation.test_prepared import prepared_of
 from tests.support.small_models import SMALL, walks
 from tests.support.trainings import assert_same_answers
@@ -154,6 +156,37 @@ def test_a_fit_of_another_preset_has_its_settings() -> None:
     )
     assert recommender.settings["model"]["architecture"] == "bert4rec"
     assert len(recommender.recommend([[log.item_ids[3]]], 4).items[0]) == 4
+
+
+def test_a_fit_tells_of_its_epochs_unless_it_is_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = walks(20, 30, "integers", seed=2)
+    quick = QUICK | {"max_epochs": 2, "device": "cpu"}
+    Recommender.fit(log, **quick)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert [line.split()[:2] for line in lines] == [["epoch", "1"], ["epoch", "2"]]
+    assert all(re.search(r"steps/s  at most \d+ (s|min) to go$", line) for line in lines)
+    reports: list[EpochReport] = []
+    Recommender.fit(log, **quick, on_epoch=reports.append)
+    assert [report.epoch for report in reports] == [1, 2]
+    Recommender.fit(log, **quick, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fit_ends_when_its_minutes_are_over(tmp_path: Path) -> None:
+    log = walks(20, 30, "integers", seed=2)
+    reports: list[EpochReport] = []
+    quick = QUICK | {"max_epochs": 50, "device": "cpu", "on_epoch": reports.append}
+    whole = Recommender.fit(log, **quick, max_minutes=1e-9)
+    assert [report.epoch for report in reports] == [1]  # the one that was begun
+    assert len(whole.recommend([[log.item_ids[3]]], 4).items[0]) == 4
+    for minutes in (0, float("nan")):
+        with pytest.raises(InputError, match="max_minutes is"):
+            Recommender.fit(log, **quick, out=tmp_path / "out", max_minutes=minutes)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -44,8 +43,9 @@ from recprune.training.distributed import (
     appointed,
     joined,
 )
+from recprune.training.epoch_lines import EpochLines
 from recprune.training.launch import FAILED, INTERRUPTED, as_worker, launch, leave
-from recprune.training.loop import EpochReport, find_device, train
+from recprune.training.loop import find_device, train
 from recprune.types import (
     MAX_SUB_ITEMS,
     InputError,
@@ -152,7 +152,9 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     device = find_device(parsed.device, workers)
     if workers.is_first:
         _introduce(prepared, settings, device, workers)
-    show = _EpochLines(settings, validated=len(prepared.validation) > 0)
+    max_seconds = 60.0 * parsed.max_minutes
+    validated = len(prepared.validation) > 0
+    show = EpochLines(settings, validated=validated, max_seconds=max_seconds)
     state = train(
         prepared,
         settings,
@@ -160,7 +162,7 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
         device=str(device),
         resume=parsed.resume,
         compiled=parsed.compile,
-        max_seconds=60.0 * parsed.max_minutes,
+        max_seconds=max_seconds,
         workers=workers,
         on_epoch=show.epoch,
         on_steps=show.steps,
@@ -258,37 +260,6 @@ def _refuse_endless(parsed: argparse.Namespace, prepared: Prepared) -> Json:
             "with --set max_epochs=N"
         )
     return {}
-
-
-_STAGES = {"full": "full vectors", "learning": "codes change", "last": "codes stay"}
-
-
-class _EpochLines:
-    """One line that is written over while steps pass, and one that stays for every epoch."""
-
-    def __init__(self, settings: Settings, *, validated: bool) -> None:
-        self._settings = settings
-        self._validated = validated
-        self._begun = time.monotonic()
-        self._epochs = 0
-
-    def steps(self, done: int, of: int, loss: float) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r  step {done}/{of}  loss {loss:.4f}\033[K")
-            sys.stderr.flush()
-
-    def epoch(self, report: EpochReport) -> None:
-        self._epochs += 1
-        each = (time.monotonic() - self._begun) / self._epochs
-        left = each * (self._settings.training.max_epochs - report.epoch)
-        start = "\r" if sys.stderr.isatty() else ""
-        judged = f"NDCG@10 {report.ndcg:.4f}{' *' if report.best else '  '}  "
-        stage = f"{_STAGES[report.stage]:12}  " if self._settings.model.learns_codes else ""
-        _say(
-            f"{start}epoch {report.epoch:3}  {stage}loss {report.loss:.5f}  "
-            f"{judged if self._validated else ''}"
-            f"{report.steps_per_second:6.1f} steps/s  at most {left / 60:.0f} min to go"
-        )
 
 
 def _say(message: str) -> None:

@@ -45,7 +45,9 @@ def fit(
     device: str,
     out: str | Path | None,
     resume: bool,
-    on_epoch: Callable[[EpochReport], None],
+    progress: bool,
+    max_minutes: float,
+    on_epoch: Callable[[EpochReport], None] | None,
     values: Mapping[str, Any],
 ) -> Recommender:
     """Train a model of a log and return its recommender: see `Recommender.fit`."""
@@ -53,8 +55,11 @@ def fit(
     from recprune.preparation.codebook import assign_random, assign_svd
     from recprune.preparation.cold_items import find_cold_items
     from recprune.training.checkpoint import what_is_kept
+    from recprune.training.epoch_lines import EpochLines
     from recprune.training.loop import train
 
+    if not max_minutes > 0.0:
+        raise InputError(f"max_minutes is {max_minutes}, expected more than 0")
     if not isinstance(log, Interactions):
         log = read_interactions(log)
     whole = train_fraction == 1.0
@@ -78,8 +83,19 @@ def fit(
     prepared = prepare(holdout, codebook, {"holdout": kind, "seed": seed}, cold)
     with TemporaryDirectory() as scratch:
         folder = Path(out) if out is not None else Path(scratch)
+        max_seconds, validated = 60.0 * max_minutes, len(prepared.validation) > 0
+        lines = EpochLines(settings, validated=validated, max_seconds=max_seconds)
         try:
-            train(prepared, settings, folder, device=device, resume=resume, on_epoch=on_epoch)
+            train(
+                prepared,
+                settings,
+                folder,
+                device=device,
+                resume=resume,
+                max_seconds=max_seconds,
+                on_epoch=on_epoch or (lines.epoch if progress else lambda _: None),
+                on_steps=lines.steps if progress and on_epoch is None else lambda *_: None,
+            )
         except InterruptedWorkError:
             if out is not None:
                 raise

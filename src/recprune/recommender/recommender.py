@@ -6,6 +6,7 @@ nor the log that it was trained on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,7 +172,9 @@ class Recommender:
         device: str = "auto",
         out: str | Path | None = None,
         resume: bool = False,
-        on_epoch: Callable[[EpochReport], None] = lambda _: None,
+        progress: bool = True,
+        max_minutes: float = math.inf,
+        on_epoch: Callable[[EpochReport], None] | None = None,
         **values: Any,
     ) -> Recommender:
         """Train a model of a log and return its recommender.
@@ -183,6 +186,9 @@ class Recommender:
         `max_epochs`, or by `epochs_of`, the `out` of an earlier fit that had validation users.
         `content`, from `read_content`, gives items that are not learnt from a place in the model.
         `out` keeps what training leaves on disk, so that `resume` can go on after an interruption.
+        A line on standard error tells of every epoch and of the time that is left; `progress=False`
+        silences it, and an `on_epoch` of your own, which is given what a line tells, replaces it.
+        After `max_minutes` no new epoch is begun, and the best model so far is taken.
         For long runs, and for other machines, the commands `prepare`, `train` and `export` do the
         same in three steps.
         """
@@ -199,6 +205,8 @@ class Recommender:
             device=device,
             out=out,
             resume=resume,
+            progress=progress,
+            max_minutes=max_minutes,
             on_epoch=on_epoch,
             values=values,
         )
