@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from recprune.cli import main
+from recprune.commands.evaluate import _about_seen
 from recprune.evaluation.evaluation import Evaluation
 from recprune.preparation.prepared import Prepared
 from recprune.recommender.recommender import Recommender
@@ -39,6 +40,13 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
     prepared = Prepared.load(shop.prepared)
     num_users = len(prepared.test)
     assert f"{num_users} test users, 60 items, full catalogue" in shown.out
+    about_seen = (
+        "Items of a user's history are left out."
+        if exclude_seen
+        else "Items of a user's history are not left out; `recprune recommend` leaves them out by "
+        "default for model: judged so with --exclude-seen."
+    )
+    assert about_seen in shown.out.splitlines()
     for column in ("NDCG@7", "Recall@7", "Coverage@7", "Bias@7", "seconds"):
         assert column in shown.out
     for name in {"model", *BASELINES, *FITTED}:
@@ -85,6 +93,14 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
         assert estimate.mean == pytest.approx(np.array(gains)[users].mean())
         figures = f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
         assert re.search(rf"│ model +│ {re.escape(figures)}", shown.out)
+
+
+def test_evaluate_says_which_models_are_asked_otherwise() -> None:
+    assert _about_seen(False, []) == "Items of a user's history are not left out."
+    assert _about_seen(True, ["first", "second"]) == (
+        "Items of a user's history are left out; `recprune recommend` has them come again by "
+        "default for first, second: judged so without --exclude-seen."
+    )
 
 
 @pytest.mark.usefixtures("wide")

@@ -31,6 +31,8 @@ def test_recommend_prints_scores_and_items(shop: Shop, capsys: pytest.CaptureFix
     ]
     assert shown.err.splitlines()[0] == "not in the catalogue, left out: nosuch, none"
     assert "popular" not in shown.err
+    left_out = "items of the history are left out: --include-seen lets them come again"
+    assert left_out in shown.err.splitlines()
     for stage in ("look up", "encode", "search", "answer"):
         assert re.search(rf"^ +{stage} .* \d+\.\d{{3}} ms$", shown.err, re.MULTILINE)
 

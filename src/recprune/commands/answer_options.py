@@ -19,7 +19,10 @@ def check_k(k: int) -> None:
 
 def add_seen_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `exclude_seen`: True, False, or None, which leaves it to the model."""
-    default = "default: leave it out, unless the model has learnt what is taken again"
+    default = (
+        "default: leave it out, unless the model has learnt what is taken again; `recprune "
+        "evaluate` leaves it in by default"
+    )
     for option, value, meaning in (
         ("--include-seen", False, "items of the history may come again"),
         ("--exclude-seen", True, f"they may not; {default}"),

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude-seen",
         action="store_true",
-        help="items of the history are not recommended; `recprune recommend` does so by default",
+        help="items of the history are not recommended; by default they may be, where `recprune "
+        "recommend` leaves them out unless the model has learnt what is taken again",
     )
     parser.add_argument("--no-baselines", action="store_true", help="the models alone")
     parser.add_argument("--threads", type=int, default=1, help="of the search; default 1")
@@ -74,12 +75,15 @@ def run(parsed: argparse.Namespace) -> None:
     names = _names(parsed.models, {baseline.name for baseline in baselines})
     ranked: dict[str, RankedUsers] = {}
     seconds: dict[str, float] = {}
+    otherwise: list[str] = []  # asked, these treat what was seen in the other way
     with showing_progress("evaluating") as progress:
         for folder in parsed.models:
             progress(folder)
             begun = time.monotonic()
-            ids = _rank(prepared, folder, chosen, cutoffs[-1], parsed)
+            ids, repeats = _rank(prepared, folder, chosen, cutoffs[-1], parsed)
             name = names[folder]
+            if repeats == parsed.exclude_seen:
+                otherwise.append(name)
             ranked[name] = RankedUsers.of_targets(ids, targets)
             seconds[name] = time.monotonic() - begun
         models = list(ranked)
@@ -108,6 +112,7 @@ def run(parsed: argparse.Namespace) -> None:
         ("", *columns, "seconds"),
         rows,
     )
+    output.print(_about_seen(parsed.exclude_seen, otherwise), markup=False, soft_wrap=True)
     print_repeats(evaluations, columns[:2])
     print_cold(evaluations, [f"{name}@{cutoff}" for cutoff in cutoffs for name in _COLUMNS[:2]])
     others = {name: users for name, users in ranked.items() if name not in models}
@@ -148,26 +153,42 @@ def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> t
     return baselines
 
 
+def _about_seen(exclude_seen: bool, otherwise: list[str]) -> str:
+    """Say how items of histories are treated, and which models are asked otherwise by default."""
+    said = f"Items of a user's history are {'left out' if exclude_seen else 'not left out'}"
+    if not otherwise:
+        return f"{said}."
+    default = "has them come again" if exclude_seen else "leaves them out"
+    option = "without --exclude-seen" if exclude_seen else "with --exclude-seen"
+    return (
+        f"{said}; `recprune recommend` {default} by default for {', '.join(otherwise)}: judged so "
+        f"{option}."
+    )
+
+
 def _rank(
     prepared: Prepared, folder: str, chosen: Int64Array, k: int, parsed: argparse.Namespace
-) -> Int64Array:
+) -> tuple[Int64Array, bool]:
     """Return the best k items of a model for each target: by exact search, where it has an index.
 
-    A model that knows time is asked at the time of the target.
+    And whether it has learnt what is taken again. A model that knows time is asked at the time of
+    the target.
     """
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
     timelines = [prepared.timeline(prepared.test, int(target)) for target in chosen]
     exclude = histories if parsed.exclude_seen else None
     model, settings = load_model(folder, prepared)
+    repeats = settings.model.repeats > 0
     if settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
         length = settings.model.length
         embeddings = encode_histories(model, length, histories, timelines=timelines)
         boosts = model_boosts(model, settings.model, embeddings, histories, timelines)
-        return top_items(model, embeddings, k, exclude, boosts=boosts)
+        return top_items(model, embeddings, k, exclude, boosts=boosts), repeats
     recommender = Recommender.from_model(prepared, model, settings)
-    return recommender.rank(
+    top = recommender.rank(
         histories, k, timelines=timelines, exclude=exclude, threads=parsed.threads
-    ).ids
+    )
+    return top.ids, repeats
 
 
 def _names(folders: list[str], taken: set[str]) -> dict[str, str]:

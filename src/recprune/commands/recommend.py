@@ -174,6 +174,8 @@ def _answer(
         if found.by_popularity[place]:
             _say(f"{where}nothing to go by: these are the most popular items")
         if first_line is None:
+            if parsed.exclude_seen is None and not recommender.repeats:
+                _say("items of the history are left out: --include-seen lets them come again")
             for item, score in zip(items, scores, strict=True):
                 name = f"  {names[item]}" if names is not None and item in names else ""
                 print(f"{score:10.4f}  {item}{name}")  # noqa: T201

@@ -24,7 +24,7 @@ from recprune.evaluation.resampling import (
     bootstrap_mean,
     in_parts,
 )
-from recprune.types import Float64Array, InputError, Int32Array, Json, needs_extra
+from recprune.types import Float64Array, InputError, Int32Array, Int64Array, Json, needs_extra
 
 if TYPE_CHECKING:
     import polars as pl
@@ -57,7 +57,7 @@ class Evaluation:
     *repeat*, being in their own history, and the others, whose target is new to them. Where every
     user has one target, they are also told apart by whether that is a *cold* item, which no
     training interaction has, or a warm one. The mean over all users hides which of these a run is
-    good at.
+    good at. Targets that the catalogue does not have are cold, and count as not found.
 
     Coverage@K is the share of the catalogue that is recommended to any user in the first K places.
     Bias@K is the popularity of what is recommended relative to that of what was wanted,
@@ -84,6 +84,7 @@ class Evaluation:
     others: UserGroup | None = None  # users whose target is new to them
     cold: UserGroup | None = None  # users whose target has no training interaction
     warm: UserGroup | None = None  # users whose target has
+    unknown_targets: int = 0  # that the catalogue does not have: nothing could find them
 
     @property
     def cold_share(self) -> float | None:
@@ -121,7 +122,7 @@ class Evaluation:
     def from_json(cls, values: Json) -> Evaluation:
         """Return the evaluation that `to_json` wrote; older ones do not tell users apart."""
         expected = {field.name for field in fields(cls)}
-        wrong = (set(values) | set(get_args(Group))) ^ expected
+        wrong = (set(values) | {*get_args(Group), "unknown_targets"}) ^ expected
         if wrong:
             raise InputError(
                 f"an evaluation has missing or unknown entries: {', '.join(sorted(wrong))}"
@@ -161,18 +162,49 @@ def evaluate(
     which items are popular. With the `histories` that the run was asked about, repeats are told
     apart; every user then has one target.
     """
+    if ranked.relevant.max(initial=-1) >= train.num_items:
+        raise InputError(
+            f"relevant holds item {ranked.relevant.max()}, but the catalogue has {train.num_items}"
+        )
+    return evaluate_by_counts(
+        ranked,
+        np.bincount(train.items, minlength=train.num_items),
+        name=name,
+        histories=histories,
+        cutoffs=cutoffs,
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def evaluate_by_counts(
+    ranked: RankedUsers,
+    counts: Int64Array,
+    *,
+    name: str,
+    histories: Sequence[Int32Array] | Sequence[Int64Array] | None = None,
+    cutoffs: Sequence[int] = DEFAULT_CUTOFFS,
+    confidence: float = DEFAULT_CONFIDENCE,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> Evaluation:
+    """Do as `evaluate` does, knowing the training interactions of every item, [num_items].
+
+    Relevant items, and those of histories, may have higher numbers: each is then one that the
+    catalogue does not have.
+    """
+    num_items = len(counts)
     if len(cutoffs) == 0:
         raise InputError("cutoffs is empty, expected at least one")
     for cutoff in cutoffs:
         check_cutoff(cutoff, ranked.k)
-    for array, items in (("ids", ranked.ids), ("relevant", ranked.relevant)):
-        if items.max(initial=-1) >= train.num_items:
-            raise InputError(
-                f"{array} holds item {items.max()}, but the catalogue has {train.num_items}"
-            )
+    if ranked.ids.max(initial=-1) >= num_items:
+        raise InputError(f"ids holds item {ranked.ids.max()}, but the catalogue has {num_items}")
     metrics = [f"{metric}@{cutoff}" for cutoff in cutoffs for metric in METRICS]
     values = user_values(ranked, metrics)
-    popularity = np.bincount(train.items, minlength=train.num_items).astype(np.float64)
+    popularity = counts.astype(np.float64)
+    wanted = np.append(popularity, 0.0)[np.minimum(ranked.relevant, num_items)]
 
     def estimates(users: NDArray[np.bool_]) -> dict[str, Estimate]:
         return {
@@ -188,7 +220,7 @@ def evaluate(
 
     repeated = None if histories is None else _repeated(ranked, histories)
     has_one = bool((ranked.num_relevant == 1).all())
-    is_cold = popularity[ranked.relevant] == 0 if has_one else None
+    is_cold = wanted == 0 if has_one else None
     return Evaluation(
         name=name,
         num_users=ranked.num_users,
@@ -196,16 +228,19 @@ def evaluate(
         resamples=resamples,
         seed=seed,
         metrics=estimates(np.ones(ranked.num_users, np.bool_)),
-        coverage={cutoff: _coverage(ranked, cutoff, train.num_items) for cutoff in cutoffs},
-        popularity_bias={cutoff: _bias(ranked, cutoff, popularity) for cutoff in cutoffs},
+        coverage={cutoff: _coverage(ranked, cutoff, num_items) for cutoff in cutoffs},
+        popularity_bias={cutoff: _bias(ranked, cutoff, popularity, wanted) for cutoff in cutoffs},
         repeats=None if repeated is None else group(repeated),
         others=None if repeated is None else group(~repeated),
         cold=None if is_cold is None else group(is_cold),
         warm=None if is_cold is None else group(~is_cold),
+        unknown_targets=int(np.count_nonzero(ranked.relevant >= num_items)),
     )
 
 
-def _repeated(ranked: RankedUsers, histories: Sequence[Int32Array]) -> NDArray[np.bool_]:
+def _repeated(
+    ranked: RankedUsers, histories: Sequence[Int32Array] | Sequence[Int64Array]
+) -> NDArray[np.bool_]:
     """Return which users' targets are in their own histories."""
     if len(histories) != ranked.num_users:
         raise InputError(f"{len(histories)} histories but {ranked.num_users} users")
@@ -225,9 +260,11 @@ def _coverage(ranked: RankedUsers, cutoff: int, num_items: int) -> float:
     return float(recommended[:-1].mean())
 
 
-def _bias(ranked: RankedUsers, cutoff: int, popularity: Float64Array) -> float | None:
-    """Return Bias@K. Shares and counts give the same quotient, so `popularity` is in counts."""
-    wanted = (sum_by_user(popularity[ranked.relevant], ranked.offsets) / ranked.num_relevant).mean()
+def _bias(
+    ranked: RankedUsers, cutoff: int, popularity: Float64Array, of_relevant: Float64Array
+) -> float | None:
+    """Return Bias@K. Shares and counts give the same quotient, so popularity is in counts."""
+    wanted = (sum_by_user(of_relevant, ranked.offsets) / ranked.num_relevant).mean()
     places = np.count_nonzero(ranked.ids[:, :cutoff] >= 0, axis=1)
     if wanted == 0.0 or not places.any():
         return None

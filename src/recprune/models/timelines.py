@@ -57,11 +57,19 @@ def gap_and_age_buckets(timelines: Sequence[Timeline | None], count: int) -> Int
 
 def checked_timelines(
     times: Sequence[Sequence[float] | None] | None,
-    now: float | None,
+    now: float | Sequence[float] | None,
     kept: list[NDArray[np.bool_]],
 ) -> list[Timeline | None]:
-    """Return the times of those events of histories that are kept."""
-    asked_at = None if now is None else int(_seconds(now, "now", 0))
+    """Return the times of those events of histories that are kept.
+
+    `now` is when all are asked about, or when each of them is.
+    """
+    asked_at: list[int] | None = None
+    if now is not None:
+        moments = _seconds(now, "now", 1 if hasattr(now, "__len__") else 0)
+        if moments.ndim and len(moments) != len(kept):
+            raise InputError(f"now has {len(moments)} entries for {len(kept)} histories")
+        asked_at = np.broadcast_to(moments, len(kept)).tolist()
     if times is None:
         return [None] * len(kept)
     if not hasattr(times, "__len__") or not hasattr(times, "__iter__"):
@@ -76,7 +84,7 @@ def checked_timelines(
         seconds = _seconds(row, f"times[{place}]", 1)
         if len(seconds) != len(chosen):
             raise InputError(f"times[{place}] has {len(seconds)} times for {len(chosen)} items")
-        last = int(seconds[-1]) if asked_at is None else asked_at
+        last = int(seconds[-1]) if asked_at is None else asked_at[place]
         timelines.append(Timeline(seconds[chosen], last))
     return timelines
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from recprune.data.content import Content
     from recprune.data.frames import LogSource
     from recprune.data.interactions import Interactions
+    from recprune.evaluation.evaluation import Evaluation
     from recprune.models.architectures import SequenceModel
     from recprune.models.onnx_export import EncoderPrecision
     from recprune.training.loop import EpochReport
@@ -343,7 +344,7 @@ class Recommender:
         at_most: tuple[str, int] | None = None,
         boosts: Mapping[ExternalId, float] | None = None,
         times: Sequence[Sequence[float] | None] | None = None,
-        now: float | None = None,
+        now: float | Sequence[float] | None = None,
         method: str | Method = "auto",
         deadline: float | None = None,
         threads: int = 1,
@@ -363,8 +364,8 @@ class Recommender:
         scores of some items, for all histories; where the most popular items are the answer, to
         their numbers of interactions. `times` says for each history when its events were, in
         seconds since 1970, or None where that is not known, and `now` when the recommendation is
-        asked for; without it, at the last event: a repeat head and the encoder `timed` look at how
-        long ago things were.
+        asked for, all of them or each; without it, at the last event: a repeat head and the encoder
+        `timed` look at how long ago things were.
         A search that is not done at `deadline`, by `time.monotonic()`, returns the best found so
         far, and its statistics say whether that is exact. `index` is another one of the same items,
         such as a `ShardedIndex`; where the catalogue changes, a snapshot of it, instead of the one
@@ -524,6 +525,47 @@ class Recommender:
             allowed = self._true_of(offered, where, allowed)
         excluded = find_known(offered, exclude)
         return similar_items(offered, self.index, items, k, excluded, allowed, threads)
+
+    def evaluate(
+        self,
+        log: Interactions | LogSource,
+        k: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        since: float | None = None,
+        users: int | None = None,
+        seed: int = 0,
+        threads: int = 1,
+        name: str = "recommender",
+    ) -> Evaluation:
+        """Say how good the answers are to the users of a log: every metric @k, with intervals.
+
+        Every user's last interaction is the target, and what stands before it is the history, asked
+        about when the target came; users with less than two interactions are left out. **A log that
+        it was trained on, targets included, flatters it: give it newer events**, or a whole log and
+        the moment that training ended as `since`, in seconds since 1970: then users count whose
+        last interaction is of that moment or later. The log is one that was read, or a path or
+        table that `read_interactions` reads.
+
+        Answers are those of `recommend`, over the full catalogue, with its default of
+        `exclude_seen`: where what was seen is left out, a target that is in its own history is
+        missed; `recprune evaluate` leaves it in. A target that the catalogue does not have is
+        missed too, and `unknown_targets` counts these. `users` draws so many of them, by `seed`,
+        which intervals follow as well.
+        """
+        from recprune.recommender import judging
+
+        return judging.evaluate(
+            self,
+            log,
+            k,
+            exclude_seen=exclude_seen,
+            since=since,
+            users=users,
+            seed=seed,
+            threads=threads,
+            name=name,
+        )
 
     def rank(
         self,
