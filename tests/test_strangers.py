@@ -98,6 +98,20 @@ def save_recommender(folder: Path, ids: str, *, attributes: bool = False) -> Non
     recommender.save(folder)
 
 
+def save_foreign(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.support.foreign_models import as_onnx
+
+    rng = np.random.default_rng(6)
+    codes = rng.integers(0, 20, (60, 4)).astype(np.uint8)
+    index = Index.build(codes, rng.standard_normal((4, 20, 2)).astype(np.float32))
+    table = rng.standard_normal((61, 8)).astype(np.float32)
+    ids = [f"tea {7 * number % 60:02}" for number in range(60)]
+    Recommender.from_encoder(as_onnx(table, 5), index, ids, length=5, first_item=1, padding=0).save(
+        folder
+    )
+
+
 def save_live(folder: Path, ids: str, shards: int = 1) -> None:
     """Segments from which items have left, in as many shards, and changes in a log."""
     shape = {"num_items": 300, "has_bias": True, "ids": ids, "num_sub_items": 10}
@@ -320,6 +334,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "attributes": (save_attributes, try_attributes, 150),
     "filters": (lambda to: save_recommender(to, "integers", attributes=True), try_filters, 40),
     "recommender": (lambda to: save_recommender(to, "strings"), try_recommender, 50),
+    "recommender, foreign": (save_foreign, try_recommender, 50),
     "recommender, integers": (lambda to: save_recommender(to, "integers"), try_recommender, 20),
 }  # fmt: skip
 

@@ -438,6 +438,33 @@ def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     return number_texts(values)
 
 
+def sorted_ids(given: Any, count: int, of: str) -> tuple[ExternalIds, Int64Array]:
+    """Return ids as catalogues have them, sorted, and which of those given each one was.
+
+    There has to be one for each of `count` things, which `of` names.
+    """
+    if len(given) != count:
+        raise InputError(f"{len(given)} item_ids, but {count} {of}")
+    if isinstance(given, IntegerIds | StringIds):
+        return given, np.arange(count)
+    with needs_extra("data"):
+        import polars as pl
+    try:
+        values = pl.Series(given)
+    except (TypeError, pl.exceptions.PolarsError):
+        values = pl.Series([], dtype=pl.Null)
+    kind = pl.Int64 if values.dtype.is_integer() else pl.String
+    if not (values.dtype.is_integer() or values.dtype == pl.String) or values.has_nulls():
+        raise InputError("item_ids must be all integers or all strings")
+    ids, places = number_ids(values.cast(kind))
+    if len(ids) < count:
+        row = int(np.flatnonzero(np.bincount(places)[places] > 1)[0])
+        raise InputError(f"item_ids[{row}] is {values[row]!r}, which is there twice")
+    order = np.empty(count, np.int64)
+    order[places] = np.arange(count)
+    return ids, order
+
+
 def number_texts(values: pl.Series) -> tuple[StringIds, Int32Array]:
     """Do as `number_ids` does, for String."""
     with needs_extra("data"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -96,7 +97,7 @@ class ItemVectors:
 
     def __call__(self, items: Int32Array | Int64Array) -> Float32Array:
         """Return the vectors of items, [len, d]."""
-        return self.of_sub_items(self.sub_items(_checked_items(items, self.num_items, "items")))
+        return self.of_sub_items(self.sub_items(checked_history(items, self.num_items, "items")))
 
     @property
     def num_sub_items(self) -> int:
@@ -118,6 +119,41 @@ class ItemVectors:
         return codes + self._starts
 
 
+def open_session(model: bytes, threads: int) -> Any:
+    """Return an ONNX model as ONNX Runtime's session, that runs on so many threads."""
+    with needs_extra("onnx"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = _checked_positive(threads, "threads")
+    options.log_severity_level = 3  # errors: what matters is raised
+    # Patterns are kept for every shape that was ever seen, and make nothing faster here.
+    options.enable_mem_pattern = False
+    # Waiting threads do not take cores from searching ones.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Weights of 8 bits are multiplied as such (4), not turned into numbers of 32 bits first.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    # A model says where files with its weights are, if it has any: not where this process happens
+    # to be, and a folder of a stranger's names no files of ours. This one never has any.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.devnull
+    )
+    try:
+        # Without a fallback, which would print and try the same once more.
+        return onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=False,
+            # The fused operator takes longer than addition and normalisation.
+            disabled_optimizers=["SkipLayerNormFusion"],
+        )
+    except Exception as error:  # ONNX Runtime's own have no other base
+        advice = ""
+        if "external" in str(error).lower():
+            advice = " (its weights have to be inside: torch.onnx.export(…, external_data=False))"
+        raise StorageError(f"the encoder is not a usable ONNX model{advice}: {error}") from None
+
+
 class OnnxEncoder:
     """Runs an encoder written by `export_encoder`."""
 
@@ -130,30 +166,7 @@ class OnnxEncoder:
         tables: Mapping[str, Float32Array] | None = None,
         threads: int = 1,
     ) -> None:
-        with needs_extra("onnx"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = _checked_positive(threads, "threads")
-        options.log_severity_level = 3  # errors: what matters is raised
-        # Patterns are kept for every shape that was ever seen, and make nothing faster here.
-        options.enable_mem_pattern = False
-        # Waiting threads do not take cores from searching ones.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Weights of 8 bits are multiplied as such (4), not turned into numbers of 32 bits first.
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
-        try:
-            # Without a fallback, which would print and try the same once more.
-            session = onnxruntime.InferenceSession(
-                model,
-                options,
-                providers=["CPUExecutionProvider"],
-                enable_fallback=False,
-                # The fused operator takes longer than addition and normalisation.
-                disabled_optimizers=["SkipLayerNormFusion"],
-            )
-        except Exception as error:  # ONNX Runtime's own have no other base
-            raise StorageError(f"the encoder is not a usable ONNX model: {error}") from None
-        self._session = session
+        self._session = open_session(model, threads)
         self._vectors = vectors
         self._tables = tables or {}
         self._memory = threading.local()  # for the sums of a thread
@@ -292,7 +305,7 @@ def _encode_by_length(
     cut: list[Int64Array] = []
     by_length: dict[int, list[int]] = {}
     for user, history in enumerate(histories):
-        items = _checked_items(history, num_items, f"histories[{user}]")[-length:]
+        items = checked_history(history, num_items, f"histories[{user}]")[-length:]
         if not len(items):
             raise InputError(f"histories[{user}] is empty: there is nothing to encode")
         cut.append(items)
@@ -324,7 +337,7 @@ def _checked_timelines(
     return timelines
 
 
-def _checked_items(items: Any, num_items: int, name: str) -> Int64Array:
+def checked_history(items: Any, num_items: int, name: str) -> Int64Array:
     """Return item ids as int64."""
     array = np.asarray(items)
     if not array.size and array.ndim == 1:

@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.data.identifiers import sorted_ids
+from recprune.models.foreign_encoder import ForeignEncoder, PaddedForm, PadSide
 from recprune.models.inference import ExportedEncoder, TorchEncoder
 from recprune.models.settings import Settings, find_preset
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender.recommender import Recommender
+from recprune.search.checks import checked_count
 from recprune.search.index import Index
 from recprune.types import (
     MAX_SUB_ITEMS,
     Float32Array,
     InputError,
+    Int32Array,
+    Int64Array,
     InterruptedWorkError,
     Json,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -155,6 +161,75 @@ def from_model(
         model.successors,
         model.activity,
     )
+
+
+def from_encoder(
+    encoder: str | Path | bytes | Callable[[Int64Array], Any],
+    index: Index,
+    item_ids: Any,
+    *,
+    length: int,
+    first_item: int,
+    padding: int,
+    pad_side: PadSide,
+    popularity: Any,
+    threads: int,
+) -> Recommender:
+    """Put an encoder from elsewhere together with its items: see `Recommender.from_encoder`."""
+    if not isinstance(index, Index):
+        raise InputError(f"index is a {type(index).__name__}, expected an Index")
+    form = PaddedForm(checked_count(length, "length"), checked_count(padding, "padding"), pad_side)
+    count = index.num_items
+    if not 0 <= checked_count(first_item, "first_item") <= 2**31 - count:
+        raise InputError(f"first_item is {first_item}, expected 0 to {2**31 - count}")
+    counts = _checked_popularity(popularity, count)
+    ids, order = sorted_ids(item_ids, count, "items in the index")
+    numbers = (first_item + order).astype(np.int32)
+    chosen = _foreign_encoder(encoder, form, numbers, index.width, threads)
+    if (order != np.arange(count)).any():
+        bias = index.item_bias
+        index = Index.build(
+            index.item_codes()[order],
+            index.sub_item_embeddings(),
+            item_bias=None if bias is None else bias[order],
+            layout=index.layout,
+            threads=threads,
+        )
+    settings: Json = {"encoder": form.to_json()}
+    return Recommender(index, chosen, ids, counts[order], settings, {}, chosen.exported)
+
+
+def _foreign_encoder(
+    encoder: Any, form: PaddedForm, numbers: Int32Array, width: int, threads: int
+) -> ForeignEncoder:
+    if callable(encoder):
+        return ForeignEncoder(encoder, form, numbers, width)
+    if isinstance(encoder, bytes):
+        return ForeignEncoder.of_onnx(encoder, form, numbers, width, threads)
+    if not isinstance(encoder, str | Path):
+        expected = "an ONNX model, as a path or bytes, or a function"
+        raise InputError(f"encoder is a {type(encoder).__name__}, expected {expected}")
+    try:
+        model = Path(encoder).read_bytes()
+    except OSError as error:
+        raise InputError(f"{encoder}: {error.strerror}") from None
+    try:
+        return ForeignEncoder.of_onnx(model, form, numbers, width, threads)
+    except (InputError, StorageError) as error:
+        raise InputError(f"{encoder}: {error}") from None
+
+
+def _checked_popularity(popularity: Any, count: int) -> Int64Array:
+    """Return how many interactions every item has; without any word of it, none."""
+    if popularity is None:
+        return np.zeros(count, np.int64)
+    given = np.asarray(popularity)
+    if given.dtype.kind not in "iu" or given.shape != (count,):
+        said = f"{given.dtype}{list(given.shape)}"
+        raise InputError(f"popularity is {said}, expected integers [{count}]")
+    if given.min(initial=0) < 0:
+        raise InputError(f"popularity is {given.min()} somewhere, expected 0 or more")
+    return given.astype(np.int64)
 
 
 def _epochs(values: Mapping[str, Any], epochs_of: str | Path | None, whole: bool) -> Json:

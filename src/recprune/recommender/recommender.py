@@ -28,6 +28,7 @@ from recprune.live.snapshot import LiveSnapshot
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts
 from recprune.models.continuation import Continuation
+from recprune.models.foreign_encoder import PadSide
 from recprune.models.inference import Encoder, ExportedEncoder, ItemVectors
 from recprune.models.repeats import ItemScores
 from recprune.models.settings import DEFAULT_PRESET, ModelSettings, Settings
@@ -124,7 +125,7 @@ class Recommender:
         attributes: Attributes | None = None,
         live: LiveIndex | None = None,
     ) -> None:
-        """Use `fit`, `from_training` or `load`."""
+        """Use `fit`, `from_training`, `from_encoder` or `load`."""
         frozen(popularity)
         most = len(item_ids) if live is None else live.num_items
         if attributes is not None and not len(item_ids) <= attributes.num_items <= most:
@@ -138,7 +139,7 @@ class Recommender:
         self.settings = settings  # of the model, its training and its data
         self.attributes = attributes  # of the items, for `where` and `at_most`
         self.weights = weights  # of the model, by name
-        model_settings = Settings.from_json({"model": settings["model"]}).model
+        model_settings = self._model_settings
         scores_of = index.score
         if model_settings.own_scores != 1.0:
             # A compact index would put all codes together in every request.
@@ -149,6 +150,8 @@ class Recommender:
         self._assortments = Assortments(index, item_ids, popularity, attributes)
 
     def __repr__(self) -> str:
+        if not self.trained_here:
+            return f"Recommender(an encoder from elsewhere, {len(self.item_ids):,} items)"
         model = self.settings["model"]
         form = "full table" if model["embedding"] == "full" else f"{model['codes']} codes"
         # What `fit` compared; a model of chosen form has nothing to say.
@@ -241,6 +244,50 @@ class Recommender:
 
         return making.from_model(prepared, model, settings)
 
+    @classmethod
+    def from_encoder(
+        cls,
+        encoder: str | Path | bytes | Callable[[Int64Array], Any],
+        index: Index,
+        item_ids: Any,
+        *,
+        length: int,
+        first_item: int = 0,
+        padding: int = -1,
+        pad_side: PadSide = "left",
+        popularity: Any = None,
+        threads: int = 1,
+    ) -> Recommender:
+        """Put an encoder from elsewhere together with the index of its items.
+
+        It is an ONNX model, as a path or bytes, or a Python function. It takes integers
+        [histories, length], the last items of each history, filled up at `pad_side` with the number
+        `padding`, and returns floats [histories, d]: float32 from a model, which has one input,
+        int32 or int64, and one output, and its weights inside. `item_ids`, integers or strings, are
+        those of the index's items, in its order, and the encoder knows the same items as
+        `first_item`, `first_item` + 1, and so on. Many models begin with 1 and pad with 0.
+        Internal ids follow the order of the external ones, as in every recommender, so the index
+        inside has its items in that order. `popularity` are interactions of every item, for
+        histories of which nothing is known; without it these get items by internal id.
+
+        A function may be called by several threads at a time, and its recommender is not saved. An
+        ONNX model runs on so many `threads`, and its recommender is saved and served as any.
+        Neither is refreshed: that needs the training.
+        """
+        from recprune.recommender import making
+
+        return making.from_encoder(
+            encoder,
+            index,
+            item_ids,
+            length=length,
+            first_item=first_item,
+            padding=padding,
+            pad_side=pad_side,
+            popularity=popularity,
+            threads=threads,
+        )
+
     def with_attributes(self, attributes: Attributes | None) -> Recommender:
         """Return the same recommender with other attributes of its items, or without any.
 
@@ -324,7 +371,7 @@ class Recommender:
 
         What stands in the arrays is checked in any case, as if a stranger had made them; only the
         encoder's graph is for ONNX Runtime to judge. The encoder runs with that, on so many
-        threads, or with torch; `auto` prefers the former.
+        threads, or with torch; `auto` prefers the former, and one from elsewhere has no other.
         """
         from recprune.recommender.saving import load
 
@@ -584,10 +631,31 @@ class Recommender:
     @cached_property
     def continuation(self) -> Continuation | None:
         """What continues the encoder, item by item, where that can be."""
-        settings = Settings.from_json({"model": self.settings["model"]}).model
+        settings = self._model_settings
         if settings.architecture != "continued":
             return None
         return Continuation(self.weights, settings, item_vectors(self.index, settings))
+
+    @property
+    def trained_here(self) -> bool:
+        """Whether the encoder is one of ours: else it came through `from_encoder`."""
+        return "encoder" not in self.settings
+
+    def trained_settings(self, what: str) -> Settings:
+        """Return the settings of the model and its training, which `what` goes by."""
+        if not self.trained_here:
+            raise InputError(
+                f"{what} needs a model that recprune trained: this recommender has an encoder from "
+                "elsewhere"
+            )
+        return Settings.from_json({part: self.settings[part] for part in ("model", "training")})
+
+    @property
+    def _model_settings(self) -> ModelSettings:
+        """Of an encoder from elsewhere, those of a model without any head."""
+        if not self.trained_here:
+            return ModelSettings()
+        return Settings.from_json({"model": self.settings["model"]}).model
 
     @property
     def repeats(self) -> bool:

@@ -130,6 +130,7 @@ def refresh(
     place = target.with_name(f"{target.name}.refresh") if work is None else Path(work)
     with ExitStack() as stack:
         old = Recommender.load(folder, threads=threads)
+        earlier = old.trained_settings("refresh")
         if old.index.item_bias is not None:
             raise InputError(f"{folder}: its items have biases, which no training knows")
         opened = None
@@ -138,7 +139,7 @@ def refresh(
             if Succession(target, opened, attributes, add_new).finish_earlier(old):
                 opened = stack.enter_context(LiveIndex.open(live))
             old.with_live(opened)  # which refuses that of another one
-        settings = _settings(old, epochs, values or {})
+        settings = _settings(earlier, epochs, values or {})
         snapshot = None if opened is None else opened.snapshot()
         start = Beginning.of(old, log, content, settings, since, held_out, snapshot)
         kept_moments, begin_ndcg = start.write(place, checkpoint, device)
@@ -190,9 +191,8 @@ def _check_shares(held_out: float, margin: float, replay: float) -> None:
         raise InputError(f"replay is {replay}, expected 0 or more")
 
 
-def _settings(old: Recommender, epochs: int, values: Mapping[str, Any]) -> Settings:
+def _settings(earlier: Settings, epochs: int, values: Mapping[str, Any]) -> Settings:
     """Return the settings of the model, which stay, and those of its further training."""
-    earlier = Settings.from_json({part: old.settings[part] for part in ("model", "training")})
     for name in values:
         if name in ModelSettings.__dataclass_fields__:
             raise InputError(f"{name} is of the model, which stays as it is: train another one")

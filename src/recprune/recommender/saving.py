@@ -13,6 +13,7 @@ from recprune.attributes.attributes import Attributes
 from recprune.data.identifiers import ids_from_arrays
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import check_heads
+from recprune.models.foreign_encoder import ForeignEncoder, PaddedForm
 from recprune.models.inference import (
     Encoder,
     ExportedEncoder,
@@ -29,8 +30,9 @@ from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import InputError, MissingExtraError, StorageError
 
 KIND = "recommender"
-_VERSION = 6  # of the format
-_WITHOUT_ATTRIBUTES = 5  # version in which one that has none is written, as it always was
+_VERSION = 7  # of the format
+_OWN_ENCODER = 6  # version in which one is written that has an encoder of ours
+_WITHOUT_ATTRIBUTES = 5  # and that in which it is, if it has no attributes either
 _OLDEST = 3  # version that is still read
 
 _TABLE = "encoder_table_"  # begins the names of what the encoder looks up
@@ -60,6 +62,9 @@ def save(recommender: Recommender, folder: str | Path) -> None:
     if recommender.attributes is not None:
         # Those of items that came later belong to the catalogue that has them.
         parts["attributes"] = recommender.attributes.shortened(len(recommender.item_ids)).parts()
+        version = _OWN_ENCODER
+    if isinstance(recommender.encoder, ForeignEncoder):
+        arrays["encoder_items"] = recommender.encoder.item_numbers
         version = _VERSION
     save_folder(folder, Saved(KIND, version, recommender.settings, arrays, parts))
 
@@ -114,6 +119,11 @@ def _from_saved(
         raise StorageError(f"popularity is {given}, expected int64[{index.num_items}]")
     if popularity.min(initial=0) < 0:
         raise StorageError(f"popularity is {popularity.min()} somewhere, expected 0 or more")
+    if "encoder" in own:
+        foreign = _foreign_encoder(encoder, index, own["encoder"], arrays, threads)
+        return Recommender(
+            index, foreign, item_ids, popularity, own, {}, foreign.exported, attributes=attributes
+        )
     settings = Settings.from_json({part: own[part] for part in ("model", "training")})
     weights = _with_prefix(arrays, "weights_")
     check_heads(weights, settings.model)
@@ -145,6 +155,25 @@ def _from_saved(
         activity,
         attributes,
     )
+
+
+def _foreign_encoder(
+    kind: EncoderKind,
+    index: Index,
+    form: Any,
+    arrays: Mapping[str, NDArray[Any]],
+    threads: int,
+) -> ForeignEncoder:
+    if kind == "torch":
+        raise InputError("the encoder is an ONNX model from elsewhere, which torch does not run")
+    numbers = arrays["encoder_items"]
+    if numbers.dtype != np.int32 or numbers.shape != (index.num_items,):
+        given = f"{numbers.dtype}{list(numbers.shape)}"
+        raise StorageError(f"encoder_items is {given}, expected int32[{index.num_items}]")
+    if numbers.min(initial=0) < 0:
+        raise StorageError(f"encoder_items is {numbers.min()} somewhere, expected 0 or more")
+    model = arrays["encoder_onnx"].tobytes()
+    return ForeignEncoder.of_onnx(model, PaddedForm.from_json(form), numbers, index.width, threads)
 
 
 def _from_version_3(saved: Saved) -> Saved:

@@ -19,7 +19,7 @@ from recprune.data.identifiers import (
     ExternalId,
     RowNumbers,
     ids_from_arrays,
-    number_ids,
+    sorted_ids,
 )
 from recprune.preparation.codebook import assign_pq
 from recprune.search.checks import checked_count, checked_queries
@@ -122,7 +122,7 @@ class VectorIndex:
         given = checked_vectors(vectors, "vectors")
         ids: CatalogueIds = RowNumbers(len(given))
         if item_ids is not None:
-            ids, order = _in_order(item_ids, len(given))
+            ids, order = sorted_ids(item_ids, len(given), "vectors")
             given = given[order]
         if not 0.0 < recall <= 1.0:
             raise InputError(f"recall is {recall}, expected more than 0, and at most 1")
@@ -283,28 +283,6 @@ def checked_vectors(vectors: Any, name: str) -> Float32Array:
         row = int(finite.argmin())
         raise InputError(f"{name}[{row}] holds NaN, infinity or what float32 cannot hold")
     return narrow
-
-
-def _in_order(item_ids: Any, count: int) -> tuple[CatalogueIds, Int64Array]:
-    """Return ids as catalogues have them, sorted, and which vector belongs to each."""
-    import polars as pl
-
-    if len(item_ids) != count:
-        raise InputError(f"{len(item_ids)} item_ids, but {count} vectors")
-    try:
-        values = pl.Series(item_ids)
-    except (TypeError, pl.exceptions.PolarsError):
-        values = pl.Series([], dtype=pl.Null)
-    kind = pl.Int64 if values.dtype.is_integer() else pl.String
-    if not (values.dtype.is_integer() or values.dtype == pl.String) or values.has_nulls():
-        raise InputError("item_ids must be all integers or all strings")
-    ids, places = number_ids(values.cast(kind))
-    if len(ids) < count:
-        row = int(np.flatnonzero(np.bincount(places)[places] > 1)[0])
-        raise InputError(f"item_ids[{row}] is {values[row]!r}, which is there twice")
-    order = np.empty(count, np.int64)
-    order[places] = np.arange(count)
-    return ids, order
 
 
 def _shared(found: Int64Array, wanted: Int64Array) -> float:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from recprune.data.content import Content, read_content
 from recprune.data.identifiers import ExternalId
-from recprune.models.settings import Settings
 from recprune.preparation.cold_items import ColdItems, like_by_content
 from recprune.recommender.recommender import Recommender
 from recprune.types import Float64Array, Int64Array, Progress, no_progress
@@ -60,8 +59,7 @@ class ContentPlaces:
         index = recommender.index
         self._embeddings = np.asarray(index.sub_item_embeddings(), np.float64)
         self._codes = index.item_codes()
-        settings = Settings.from_json({"training": recommender.settings["training"]})
-        self._scale = settings.training.cold_scale
+        self._scale = recommender.trained_settings("content").training.cold_scale
         self._near = near
         self.rows = {number: row for row, number in enumerate(near.items.tolist())}
 
