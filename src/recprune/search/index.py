@@ -179,9 +179,15 @@ class Index:
 
     @classmethod
     def from_faiss(cls, index_pq: Any, *, layout: Layout = "auto", threads: int = 1) -> Index:
-        """Take over the codes and centroids of a `faiss.IndexPQ` (inner product, 8 bits)."""
-        codes, centroids = read_faiss(index_pq)
-        return cls.build(codes, centroids, layout=layout, threads=threads)
+        """Take over the codes and centroids of a `faiss.IndexPQ` (inner product, 8 bits).
+
+        Where it turns vectors first, or has ids, `VectorIndex.from_faiss` takes these over too.
+        """
+        given = read_faiss(index_pq)
+        if given.rotation is not None or given.ids is not None:
+            more = "turns vectors first" if given.rotation is not None else "has ids of its own"
+            raise InputError(f"the index of FAISS {more}: `VectorIndex.from_faiss` takes it")
+        return cls.build(given.codes, given.centroids, layout=layout, threads=threads)
 
     def to_faiss(self) -> Any:
         """Return a `faiss.IndexPQ` with the same codes and vectors; it knows no item bias."""

@@ -23,6 +23,7 @@ from recprune.data.identifiers import (
 )
 from recprune.preparation.codebook import assign_pq
 from recprune.search.checks import checked_count, checked_queries
+from recprune.search.faiss_io import read_faiss
 from recprune.search.index import Index
 from recprune.search.index_arrays import Layout
 from recprune.search.top_k import TopK
@@ -69,7 +70,7 @@ class VectorIndex:
         vectors: Float32Array | None,
         recalls: Sequence[Recall],
     ) -> None:
-        """Use `build` or `load`."""
+        """Use `build`, `from_faiss` or `load`."""
         self.index = index  # of the turned vectors
         self.item_ids = item_ids
         self.vectors = vectors  # as they were given, in the order of the ids; None: not kept
@@ -158,6 +159,33 @@ class VectorIndex:
             if (tried[-1].reranked if keep_vectors else tried[-1].by_codes) >= recall:
                 break
         return cls(index, rotation, ids, given if keep_vectors else None, tried)
+
+    @classmethod
+    def from_faiss(
+        cls, index: Any, *, vectors: Any = None, layout: Layout = "auto", threads: int = 1
+    ) -> VectorIndex:
+        """Take over a `faiss.IndexPQ` (inner product, 8 bits) and what stands around it.
+
+        That may be an `IndexPreTransform` of an `OPQMatrix`, or of other linear transforms without
+        bias, and an `IndexIDMap`, whose ids become those of the items: answers then have positions
+        in the order of the ids. `vectors` (floats [n, d]), in the order of FAISS, are those that
+        the codes are of, to rank by them again. Nothing is measured: `recalls` are empty.
+        """
+        given = read_faiss(index)
+        codes, count = given.codes, len(given.codes)
+        rotation = given.rotation
+        if rotation is None:
+            rotation = np.eye(given.centroids.shape[0] * given.centroids.shape[2], dtype=np.float32)
+        kept = None if vectors is None else checked_vectors(vectors, "vectors")
+        if kept is not None and kept.shape != (count, rotation.shape[1]):
+            expected = f"[{count}, {rotation.shape[1]}]"
+            raise InputError(f"vectors are {list(kept.shape)}, the index of FAISS has {expected}")
+        ids: CatalogueIds = RowNumbers(count)
+        if given.ids is not None:
+            ids, order = sorted_ids(given.ids, count, "codes")
+            codes, kept = codes[order], None if kept is None else kept[order]
+        own = Index.build(codes, given.centroids, layout=layout, threads=threads)
+        return cls(own, rotation, ids, kept, ())
 
     # Asking it -----------------------------------------------------------------------------------
 
