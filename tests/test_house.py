@@ -141,6 +141,17 @@ def test_everything_public_says_what_it_is_for() -> None:
                 assert inspect.getdoc(getattr(public, part)), f"{name}.{part}"
 
 
+def test_a_public_name_whose_extra_is_missing_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import recprune\n"
+        "try: recprune.RecJPQEmbedding\n"
+        "except recprune.MissingExtraError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = "this needs torch, which is not installed: pip install 'recprune[train]'"
+    assert done.stdout.strip() == expected
+
+
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Indexx'"):
         recprune.Indexx  # type: ignore[attr-defined] # noqa: B018

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from recprune.live.live_index import LiveIndex
     from recprune.live.snapshot import LiveSnapshot
     from recprune.live.snapshot_ids import SnapshotIds
+    from recprune.models.embedding import RecJPQEmbedding
     from recprune.models.settings import ModelSettings, Settings, TrainingSettings
     from recprune.preparation.codebook import (
         Codebook,
@@ -116,6 +117,7 @@ __all__ = [
     "Prepared",
     "QuantisedItems",
     "RankedUsers",
+    "RecJPQEmbedding",
     "RecJPQPrune",
     "RecentItems",
     "RecentPopularity",
@@ -205,6 +207,7 @@ _HOMES = {
     "Prepared": "preparation.prepared",
     "QuantisedItems": "preparation.codebook",
     "RankedUsers": "evaluation.metrics",
+    "RecJPQEmbedding": "models.embedding",
     "RecJPQPrune": "search.methods",
     "RecentItems": "evaluation.baselines.recent_items",
     "RecentPopularity": "evaluation.baselines.recent_popularity",

@@ -168,6 +168,21 @@ def test_a_width_that_the_splits_do_not_divide_is_refused() -> None:
     assert build_model(ModelSettings(width=18, embedding="full"), codes_of(20), 8) is not None
 
 
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([[0, 8]], "codes have 8, expected 0 to 7"),
+        ([[0, -1]], "codes have -1, expected 0 to 7"),
+        ([0, 1], r"codes are int64\[2\], expected integers \[items, splits\]"),
+        ([[0.0, 1.0]], r"codes are float64\[1, 2\]"),
+        (np.zeros((0, 4), np.uint8), r"codes are uint8\[0, 4\]"),
+    ],
+)
+def test_codes_that_are_none_are_refused(codes: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RecJPQEmbedding(np.array(codes), 8, 16)
+
+
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 

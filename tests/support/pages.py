@@ -3,7 +3,8 @@
 Python blocks share their names, shell blocks are run by bash, and all of them work in the current
 folder. A shell block of our own commands alone is run in this process, which saves importing torch
 for each. A `text` block right after one is what it prints, `…` standing for anything. A block after
-the comment `<!-- not run: why -->` is left out. Port 8000 is replaced by a free one.
+the comment `<!-- not run: why -->` is left out, and so is one after `<!-- needs PACKAGE -->` where
+that is not installed. Port 8000 is replaced by a free one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import shlex
 import socket
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from recprune.cli import main
 
 BLOCK = re.compile(
-    r"^(?P<skip><!-- not run: [^\n]+ -->\n+)?^```(?P<language>python|sh)\n(?P<code>.*?)^```$"
+    r"^(?P<skip><!-- not run: [^\n]+ -->\n+)?(?:^<!-- needs (?P<needs>\w+) -->\n+)?^```(?P<language>python|sh)\n(?P<code>.*?)^```$"
     r"(?:\n+^```text\n(?P<printed>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
@@ -37,6 +40,7 @@ class Example:
     code: str
     printed: str | None
     is_run: bool
+    needs: str | None  # a package that the tests do without
 
 
 def examples(page: Path) -> list[Example]:
@@ -48,7 +52,9 @@ def examples(page: Path) -> list[Example]:
             block["language"],
             block["code"],
             block["printed"],
-            block["skip"] is None,
+            block["skip"] is None
+            and (block["needs"] is None or find_spec(block["needs"]) is not None),
+            block["needs"],
         )
         for block in BLOCK.finditer(text)
     ]
@@ -65,7 +71,9 @@ def run(page: Path) -> None:
         place = f"{page.name}, line {example.line}"
         code = example.code.replace("8000", port)
         if example.language == "python":
-            with contextlib.redirect_stdout(io.StringIO()) as shown:
+            with contextlib.redirect_stdout(io.StringIO()) as shown, warnings.catch_warnings():
+                if example.needs is not None:  # of a version that no test has tried
+                    warnings.simplefilter("ignore")
                 # The line numbers of the page, in what a mistake says.
                 exec(compile("\n" * (example.line - 1) + code, page.name, "exec"), names)
             printed = shown.getvalue()

@@ -73,16 +73,23 @@ def nearest_codes(vectors: Tensor, sub_item_embeddings: Tensor) -> Tensor:
 
 
 class RecJPQEmbedding(nn.Module):
-    """RecJPQ (Petrov and Macdonald, WSDM 2024): an item's vector is made of M sub-item vectors."""
+    """RecJPQ (Petrov and Macdonald, WSDM 2024): an item's vector is made of M sub-item vectors.
+
+    It stands where `torch.nn.Embedding` would. `codes`, integers [n, M], say which sub-items make
+    up each item, and stay as they are; `sub_item_embeddings`, [M, B, width / M], are the one
+    parameter. Items are numbered from 0 on, and none of them is padding. After training,
+    `Index.build(codes, embedding.sub_item_embeddings.detach().numpy())` searches all items exactly.
+    """
 
     codes: Tensor  # [num_items, M]
 
     def __init__(self, codes: CodeArray, num_sub_items: int, width: int) -> None:
         super().__init__()
-        num_splits = codes.shape[1]
+        _check_codes(codes, num_sub_items)
+        self.num_items, num_splits = codes.shape
         if width % num_splits:
             raise InputError(f"width {width} is not a multiple of the {num_splits} splits")
-        self.num_items, self.num_splits = codes.shape
+        self.num_splits = num_splits
         self.num_sub_items = num_sub_items
         self.width = width
         shape = (num_splits, num_sub_items, width // num_splits)
@@ -97,6 +104,7 @@ class RecJPQEmbedding(nn.Module):
         return nn.functional.embedding(flat, table).flatten(-2)
 
     def all_vectors(self) -> Tensor:
+        """Return the vectors of all items, [items, d]: for catalogues that are small."""
         return self.vectors(torch.arange(self.num_items, device=self.codes.device))
 
     def score_table(self, sequence_embeddings: Tensor) -> Tensor:
@@ -128,6 +136,16 @@ class RecJPQEmbedding(nn.Module):
         """Return the codes of items as rows of the flattened table, [..., M]."""
         starts = torch.arange(self.num_splits, device=items.device) * self.num_sub_items
         return self.codes[items].long() + starts
+
+
+def _check_codes(codes: CodeArray, num_sub_items: int) -> None:
+    """Refuse here what would be an index out of range, or of another item, in a step on a GPU."""
+    if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
+        given = f"{codes.dtype}{list(codes.shape)}"
+        raise InputError(f"codes are {given}, expected integers [items, splits]")
+    if codes.min() < 0 or codes.max() >= num_sub_items:
+        wrong = codes.max() if codes.max() >= num_sub_items else codes.min()
+        raise InputError(f"codes have {wrong}, expected 0 to {num_sub_items - 1}")
 
 
 class FullEmbedding(nn.Module):
