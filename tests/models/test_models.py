@@ -171,11 +171,11 @@ def test_a_width_that_the_splits_do_not_divide_is_refused() -> None:
 @pytest.mark.parametrize(
     ("codes", "message"),
     [
-        ([[0, 8]], "codes have 8, expected 0 to 7"),
-        ([[0, -1]], "codes have -1, expected 0 to 7"),
-        ([0, 1], r"codes are int64\[2\], expected integers \[items, splits\]"),
-        ([[0.0, 1.0]], r"codes are float64\[1, 2\]"),
-        (np.zeros((0, 4), np.uint8), r"codes are uint8\[0, 4\]"),
+        ([[0, 8]], r"codes\[0, 1\] is 8, expected 0 to 7"),
+        ([[0, -1]], r"codes\[0, 1\] is -1, expected 0 to 7"),
+        ([0, 1], r"codes is int64\[2\], expected integers \[n, M\]"),
+        ([[0.0, 1.0]], r"codes is float64\[1, 2\]"),
+        (np.zeros((0, 4), np.uint8), r"codes is uint8\[0, 4\]"),
     ],
 )
 def test_codes_that_are_none_are_refused(codes: Any, message: str) -> None:

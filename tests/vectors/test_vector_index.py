@@ -146,6 +146,47 @@ def test_an_index_is_saved_with_its_ids(vectors: Float32Array, kind: str, tmp_pa
         Index.load(tmp_path / "index")
 
 
+def test_codes_of_ones_own_with_ids_by_hand(tmp_path: Path) -> None:
+    """Three items of two splits; the query counts the first split once, and the second twice."""
+    codes = np.array([[0, 1], [1, 0], [1, 1]], np.uint8)
+    parts = np.array([[[1], [2]], [[10], [30]]], np.float32)
+    index = VectorIndex.from_codes(codes, parts, ["pear", "apple", "fig"])
+    index.save(tmp_path / "index")
+    for one in (index, VectorIndex.load(tmp_path / "index")):
+        top = one.search([1.0, 2.0], 3)
+        # pear 1 + 60, apple 2 + 20, fig 2 + 60; positions are those of apple, fig, pear.
+        assert one.external_ids(top) == [["fig", "pear", "apple"]]
+        assert top.ids.tolist() == [1, 2, 0]
+        assert top.scores.tolist() == [62.0, 61.0, 22.0]
+        assert one.external_ids(one.search([1.0, 2.0], 3, exclude=[1])) == [["pear", "apple"]]
+        fig, lowered = one.item_ids.find_all(["fig"]), np.array([-5], np.float32)
+        boosted = one.index.search(np.array([1, 2], np.float32), 1, boosts=(fig, lowered))
+        assert one.external_ids(boosted) == [["pear"]]
+    turned = VectorIndex.from_codes(codes, parts, rotation=[[0, 1], [1, 0]])
+    assert turned.search([2.0, 1.0], 3).scores.tolist() == [62.0, 61.0, 22.0]
+    assert turned.external_ids(turned.search([2.0, 1.0], 1)) == [[2]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"codes": np.full((3, 2), 4, np.uint8)}, "codes"),
+        ({"item_ids": ["a", "b"]}, "2 item_ids, but 3 codes"),
+        ({"item_ids": ["a", "b", "a"]}, "item_ids.*'a', which is there twice"),
+        ({"rotation": np.eye(3)}, "rotation has 3 rows, expected 2"),
+        ({"rotation": [[0, np.nan], [1, 0]]}, r"rotation\[0\] holds NaN"),
+        ({"vectors": np.zeros((3, 4))}, r"vectors are \[3, 4\], expected \[3, 2\]"),
+    ],
+)
+def test_what_does_not_fit_the_codes_is_refused(changed: Any, message: str) -> None:
+    given: dict[str, Any] = {
+        "codes": np.zeros((3, 2), np.uint8),
+        "sub_item_embeddings": np.ones((2, 2, 1), np.float32),
+    }
+    with pytest.raises(InputError, match=message):
+        VectorIndex.from_codes(**(given | changed))
+
+
 def test_vectors_of_any_kind(vectors: Float32Array) -> None:
     few = vectors[:300]
     expected = VectorIndex.build(few, num_splits=4).search(few[0], 5)

@@ -142,10 +142,13 @@ def _check_codes(codes: CodeArray, num_sub_items: int) -> None:
     """Refuse here what would be an index out of range, or of another item, in a step on a GPU."""
     if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
         given = f"{codes.dtype}{list(codes.shape)}"
-        raise InputError(f"codes are {given}, expected integers [items, splits]")
+        raise InputError(f"codes is {given}, expected integers [n, M]")
     if codes.min() < 0 or codes.max() >= num_sub_items:
-        wrong = codes.max() if codes.max() >= num_sub_items else codes.min()
-        raise InputError(f"codes have {wrong}, expected 0 to {num_sub_items - 1}")
+        place = codes.argmin() if codes.min() < 0 else codes.argmax()
+        item, split = np.unravel_index(int(place), codes.shape)
+        raise InputError(
+            f"codes[{item}, {split}] is {codes[item, split]}, expected 0 to {num_sub_items - 1}"
+        )
 
 
 class FullEmbedding(nn.Module):

@@ -22,13 +22,14 @@ from recprune.data.identifiers import (
     sorted_ids,
 )
 from recprune.preparation.codebook import assign_pq
-from recprune.search.checks import checked_count, checked_queries
+from recprune.search.checks import checked_codes, checked_count, checked_queries
 from recprune.search.faiss_io import read_faiss
 from recprune.search.index import Index
 from recprune.search.index_arrays import Layout
 from recprune.search.top_k import TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
+    CodeArray,
     Float32Array,
     InputError,
     Int64Array,
@@ -70,7 +71,7 @@ class VectorIndex:
         vectors: Float32Array | None,
         recalls: Sequence[Recall],
     ) -> None:
-        """Use `build`, `from_faiss` or `load`."""
+        """Use `build`, `from_codes`, `from_faiss` or `load`."""
         self.index = index  # of the turned vectors
         self.item_ids = item_ids
         self.vectors = vectors  # as they were given, in the order of the ids; None: not kept
@@ -161,31 +162,62 @@ class VectorIndex:
         return cls(index, rotation, ids, given if keep_vectors else None, tried)
 
     @classmethod
+    def from_codes(
+        cls,
+        codes: CodeArray,
+        sub_item_embeddings: Float32Array,
+        item_ids: Any = None,
+        *,
+        rotation: Any = None,
+        vectors: Any = None,
+        layout: Layout = "auto",
+        threads: int = 1,
+    ) -> VectorIndex:
+        """Take codes and sub-item embeddings, as `Index.build` does, that were made elsewhere.
+
+        `item_ids` are those of the codes, as in `build`: answers then have positions in their
+        order. `rotation` (floats [M · d/M, d]) is what vectors were multiplied by before they were
+        quantised, and queries are before they are searched. `vectors` (floats [n, d]) are those
+        that the codes are of, to rank by them again. Nothing is measured: `recalls` are empty.
+        """
+        given, embeddings = checked_codes(codes, sub_item_embeddings)
+        count, width = len(given), embeddings.shape[0] * embeddings.shape[2]
+        turning = np.eye(width, dtype=np.float32)
+        if rotation is not None:
+            turning = checked_vectors(rotation, "rotation")
+            if len(turning) != width:
+                raise InputError(f"rotation has {len(turning)} rows, expected {width}")
+        kept = None if vectors is None else checked_vectors(vectors, "vectors")
+        if kept is not None and kept.shape != (count, turning.shape[1]):
+            expected = f"[{count}, {turning.shape[1]}]"
+            raise InputError(f"vectors are {list(kept.shape)}, expected {expected}")
+        ids: CatalogueIds = RowNumbers(count)
+        if item_ids is not None:
+            ids, order = sorted_ids(item_ids, count, "codes")
+            given, kept = given[order], None if kept is None else kept[order]
+        index = Index.build(given, embeddings, layout=layout, threads=threads)
+        return cls(index, turning, ids, kept, ())
+
+    @classmethod
     def from_faiss(
         cls, index: Any, *, vectors: Any = None, layout: Layout = "auto", threads: int = 1
     ) -> VectorIndex:
         """Take over a `faiss.IndexPQ` (inner product, 8 bits) and what stands around it.
 
         That may be an `IndexPreTransform` of an `OPQMatrix`, or of other linear transforms without
-        bias, and an `IndexIDMap`, whose ids become those of the items: answers then have positions
-        in the order of the ids. `vectors` (floats [n, d]), in the order of FAISS, are those that
-        the codes are of, to rank by them again. Nothing is measured: `recalls` are empty.
+        bias, and an `IndexIDMap`, whose ids become those of the items. `vectors`, in the order of
+        FAISS, and everything else as in `from_codes`.
         """
         given = read_faiss(index)
-        codes, count = given.codes, len(given.codes)
-        rotation = given.rotation
-        if rotation is None:
-            rotation = np.eye(given.centroids.shape[0] * given.centroids.shape[2], dtype=np.float32)
-        kept = None if vectors is None else checked_vectors(vectors, "vectors")
-        if kept is not None and kept.shape != (count, rotation.shape[1]):
-            expected = f"[{count}, {rotation.shape[1]}]"
-            raise InputError(f"vectors are {list(kept.shape)}, the index of FAISS has {expected}")
-        ids: CatalogueIds = RowNumbers(count)
-        if given.ids is not None:
-            ids, order = sorted_ids(given.ids, count, "codes")
-            codes, kept = codes[order], None if kept is None else kept[order]
-        own = Index.build(codes, given.centroids, layout=layout, threads=threads)
-        return cls(own, rotation, ids, kept, ())
+        return cls.from_codes(
+            given.codes,
+            given.centroids,
+            given.ids,
+            rotation=given.rotation,
+            vectors=vectors,
+            layout=layout,
+            threads=threads,
+        )
 
     # Asking it -----------------------------------------------------------------------------------
 
