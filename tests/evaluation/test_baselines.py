@@ -18,8 +18,10 @@ from recprune import (
     temporal_holdout,
 )
 from recprune.evaluation.baselines.baseline import Baseline
-from recprune.evaluation.baselines.every_baseline import every_baseline
+from recprune.evaluation.baselines.ease import REGULARISATIONS, Ease
+from recprune.evaluation.baselines.every_baseline import every_baseline, left_out_baselines
 from recprune.evaluation.baselines.fitting import FittingUsers
+from recprune.evaluation.baselines.ials import FACTORS, REGULARISATION, WEIGHTS, ImplicitALS
 from recprune.evaluation.baselines.item_knn import ItemKNN
 from recprune.evaluation.baselines.markov_chain import MarkovChain
 from recprune.evaluation.baselines.personal_frequency import PersonalFrequency
@@ -245,6 +247,93 @@ def test_item_knn_does_not_depend_on_the_size_of_its_blocks(
     np.testing.assert_array_equal(knn.recommend(histories, 10, exclude_seen=True), at_once)
 
 
+def test_ease_by_hand() -> None:
+    # Users had {0, 1}, {0, 1} and {1, 2}; repeats do not count. XᵀX + I, and its inverse:
+    #   3 2 0          1    7 −4  2
+    #   2 4 1         ── · −4  6 −3
+    #   0 1 2         13    2 −3  8
+    log = log_of_items([0, 1, 0], [1, 0], [2, 1])
+    ease = Ease(log, regularisation=1.0)
+    by_hand = [[0, 4 / 6, -2 / 8], [4 / 7, 0, 3 / 8], [-2 / 7, 3 / 6, 0]]
+    np.testing.assert_allclose(ease.weights, by_hand, rtol=1e-6)
+    assert one(ease, [1], 3) == [0, 2, 1]  # 4/7 and 3/8; 1 says nothing of itself: popularity
+    assert one(ease, [0, 2, 0], 3) == [1, 0, 2]  # 4/6 + 3/6; the others are below 0: popularity
+    assert one(ease, [0, 1], 2, exclude_seen=True) == [2, -1]
+    assert one(ease, [], 2) == [0, 1]  # three times each
+
+
+def test_ease_of_several_blocks_is_that_of_a_plain_inverse(
+    small_log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recprune.evaluation.baselines.ease._ROWS_AT_ONCE", 128)
+    had = np.zeros((small_log.num_users, small_log.num_items))
+    had[np.repeat(np.arange(small_log.num_users), small_log.lengths), small_log.items] = 1.0
+    inverse = np.linalg.inv(had.T @ had + 200.0 * np.eye(small_log.num_items))
+    plain = -inverse / np.diag(inverse)
+    np.fill_diagonal(plain, 0.0)
+    np.testing.assert_allclose(Ease(small_log).weights, plain, atol=1e-6)
+
+
+def test_ease_and_ials_find_the_checkerboard() -> None:
+    histories = [[i for i in range(u % 2, 40, 2) if i != (u + 10) % 40] for u in range(40)]
+    log = log_of_items(*histories)
+    for baseline in (Ease(log), ImplicitALS(log)):
+        for user, history in enumerate(histories):
+            assert one(baseline, history, 1, exclude_seen=True) == [(user + 10) % 40]
+
+
+def test_ials_is_that_of_its_definition_and_of_its_seed(small_log: Interactions) -> None:
+    histories = [small_log.history(user) for user in range(20)]
+    ials = ImplicitALS(small_log, weight=10.0)
+    found = ials.recommend(histories, 10, exclude_seen=True)
+    again = ImplicitALS(small_log, weight=10.0).recommend(histories, 10, exclude_seen=True)
+    np.testing.assert_array_equal(found, again)
+    other = ImplicitALS(small_log, weight=10.0, seed=1)
+    assert (other.recommend(histories, 10, exclude_seen=True) != found).any()
+    # The vector of a history: (YᵀY + (α − 1) Σ y yᵀ + λ I) x = α Σ y, over the items that it has.
+    items = ials.item_vectors.astype(np.float64)
+    for row, history in enumerate(histories):
+        had = items[np.unique(history)]
+        left = items.T @ items + 9.0 * had.T @ had + REGULARISATION * np.eye(FACTORS)
+        scores = items @ np.linalg.solve(left, 10.0 * had.sum(axis=0))
+        scores[history] = -np.inf
+        np.testing.assert_allclose(scores[found[row]], np.sort(scores)[:-11:-1], atol=1e-4)
+
+
+def test_what_ease_and_ials_have_to_set_is_fitted(small_log: Interactions) -> None:
+    users = FittingUsers.of(small_log, temporal=False)
+    for fitted, others in (
+        (Ease.fitted, [Ease(users.train, regularisation=one) for one in REGULARISATIONS]),
+        (ImplicitALS.fitted, [ImplicitALS(users.train, weight=one) for one in WEIGHTS]),
+    ):
+        found = {other.name: users.ndcg(other, exclude_seen=True) for other in others}
+        best = fitted(small_log, users, exclude_seen=True).name
+        assert found[best] == max(found.values())
+    nobody = FittingUsers.of(log_of_items([0]), temporal=False)
+    assert Ease.fitted(small_log, nobody).name == "EASE, λ = 200"
+    assert ImplicitALS.fitted(small_log, nobody).name == "iALS, α = 10"
+
+
+def test_baselines_that_are_left_out_are_named_with_the_reason(
+    small_log: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert left_out_baselines(small_log) == {}
+    monkeypatch.setattr("recprune.evaluation.baselines.ease.MAX_ITEMS", 899)
+    monkeypatch.setattr("recprune.evaluation.baselines.ials.MAX_INTERACTIONS", 11_999)
+    assert left_out_baselines(small_log) == {
+        "EASE": "it inverts a matrix over all items, and 900 are more than 899",
+        "iALS": "12,000 interactions are more than 11,999",
+    }
+    names = [baseline.name for baseline in every_baseline(small_log)]
+    assert not [name for name in names if name.startswith(("EASE", "iALS"))]
+    with pytest.raises(InputError, match="EASE cannot be computed: .* 900 are more than 899"):
+        Ease(small_log)
+    # A package that is not there is found out without importing it.
+    monkeypatch.setattr("recprune.evaluation.baselines.ials.find_spec", lambda _: None)
+    reason = "implicit is not installed: pip install 'recprune[baselines]'"
+    assert left_out_baselines(small_log)["iALS"] == reason
+
+
 def test_items_and_users_without_training_interactions() -> None:
     log = log_of_items([0, 1, 2], [0, 3], [4])
     train = log.select(np.array([True, True, False, True, False, False]))
@@ -357,6 +446,8 @@ def test_every_baseline_has_its_own_name(small_log: Interactions) -> None:
         PersonalFrequency.fitted(small_log, users).name,
         "Markov chain",
         "item KNN",
+        Ease.fitted(small_log, users).name,
+        ImplicitALS.fitted(small_log, users).name,
     ]
     assert [baseline.name for baseline in every_baseline(small_log)] == names
     # Without times that tell days apart, there is no popularity of the last ones.
@@ -381,6 +472,10 @@ def test_wrong_arguments_are_refused() -> None:
         ItemKNN(log, recent=0)
     with pytest.raises(InputError, match="neighbours is 0, expected at least 1"):
         ItemKNN(log, neighbours=0)
+    with pytest.raises(InputError, match="regularisation is 0.0, expected more than 0"):
+        Ease(log, regularisation=0.0)
+    with pytest.raises(InputError, match="weight is 0.0, expected more than 0"):
+        ImplicitALS(log, weight=0.0)
 
 
 def test_a_large_catalogue_takes_seconds(gitlog: Path) -> None:

@@ -16,8 +16,7 @@ from recprune.commands.console import output, print_table, say, showing_progress
 from recprune.commands.tables import print_cold, print_repeats
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import Baseline
-from recprune.evaluation.baselines.every_baseline import every_baseline
-from recprune.evaluation.baselines.recent_popularity import spans_days
+from recprune.evaluation.baselines.every_baseline import every_baseline, left_out_baselines
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
 from recprune.evaluation.metrics import RankedUsers
@@ -147,9 +146,8 @@ def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> t
         baselines = every_baseline(
             train, temporal=prepared.is_temporal(), exclude_seen=exclude_seen
         )
-    if not spans_days(train):
-        why = "has no times" if prepared.times is None else "lasts no longer than a day"
-        say(f"popularity of the last days is left out: the training log {why}")
+    for name, why in left_out_baselines(train).items():
+        say(f"{name} is left out: {why}")
     return baselines
 
 

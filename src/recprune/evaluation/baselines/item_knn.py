@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from recprune.data.counting import counted_keys
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import check_question
 from recprune.evaluation.baselines.popularity import Popularity, fill_up
 from recprune.evaluation.baselines.recent_items import most_recent_first
-from recprune.types import Float64Array, InputError, Int32Array, Int64Array, needs_extra
+from recprune.evaluation.baselines.user_items import largest, user_item_matrix
+from recprune.types import Float64Array, InputError, Int32Array, Int64Array
 
 DEFAULT_RECENT_ITEMS = 5
 DEFAULT_NEIGHBOURS = 200
@@ -42,19 +42,12 @@ class ItemKNN:
         for name, value in (("recent", recent), ("neighbours", neighbours)):
             if value < 1:
                 raise InputError(f"{name} is {value}, expected at least 1")
-        with needs_extra("data"):
-            from scipy.sparse import csr_array
         self._recent = recent
         self._nearest = neighbours
         self._popularity = Popularity(train)
-        users = np.repeat(np.arange(train.num_users, dtype=np.int64), train.lengths)
-        pairs, _ = counted_keys(users * train.num_items + train.items)
-        users, items = np.divmod(pairs, train.num_items)
-        offsets = np.searchsorted(users, np.arange(train.num_users + 1))
-        entries = (np.ones(len(items), np.int32), items.astype(np.int32), offsets)
-        self._items_of_users: Any = csr_array(entries, (train.num_users, train.num_items))
+        self._items_of_users: Any = user_item_matrix(train, np.int32)
         self._users_of_items: Any = self._items_of_users.T.tocsr()
-        self._lengths = np.diff(offsets)
+        self._lengths = np.diff(self._items_of_users.indptr)
         self._num_users = np.diff(self._users_of_items.indptr).astype(np.float64)
 
     def recommend(
@@ -92,15 +85,6 @@ class ItemKNN:
                 others, counts = common.indices[entries], common.data[entries].astype(np.float64)
                 # One rounded quotient of integers: cosines that are equal compare as equal.
                 squares = counts * counts / (self._num_users[item] * self._num_users[others])
-                nearest = _largest(squares, others, self._nearest)
+                nearest = largest(squares, others, self._nearest)
                 found[item] = (others[nearest], np.sqrt(squares[nearest]))
         return found
-
-
-def _largest(values: Float64Array, ids: Int32Array, count: int) -> Int64Array:
-    """Return the places of the `count` largest values, largest first, ties by id ascending."""
-    places = np.arange(len(values))
-    if len(values) > count:
-        # All that tie with the last one stay in until ids decide between them.
-        places = np.flatnonzero(values >= np.partition(values, -count)[-count])
-    return places[np.lexsort((ids[places], -values[places]))][:count]
