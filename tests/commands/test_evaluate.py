@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from recprune.cli import main
@@ -208,3 +209,102 @@ def test_all_of_it_works_where_items_are_numbers(
     assert "60 items" in numbered.shown["export"]
     assert main(["evaluate", numbered.prepared, numbered.model]) == 0
     assert "every baseline on NDCG@10" in capsys.readouterr().out
+
+
+def test_all_metrics_and_more_cutoffs_fit_80_columns(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "figures.json"
+    options = ["--all-metrics", "--cutoffs", "20,1,5", "--json", str(file)]
+    assert main(["evaluate", shop.prepared, shop.model, *options]) == 0
+    shown = capsys.readouterr().out
+    evaluations = [Evaluation.from_json(one) for one in json.loads(file.read_text())["evaluations"]]
+    assert set(evaluations[0].coverage) == {1, 5, 10, 20}
+    for metric in ("NDCG", "Recall", "Hit", "MRR", "MAP"):
+        table = shown.partition(f"\n{metric} at, means of all users")[2].split("└")[0]
+        assert re.search(r"┃ +1 ┃ +5 ┃ +20 ┃", table)
+        for one in evaluations:
+            means = " │ ".join(f"{one.metrics[f'{metric}@{k}'].mean:.4f}" for k in (1, 5, 20))
+            assert (
+                f"│ {one.name:{len(max((e.name for e in evaluations), key=len))}} │ {means} │"
+                in table
+            )
+    assert "Coverage at, means of all users" in shown
+    assert "Bias at, means of all users" in shown
+    # At one cutoff the metrics stand side by side, those that were asked for, in their order.
+    assert main(["evaluate", shop.prepared, "--metrics", "mrr,NDCG,mrr,coverage"]) == 0
+    table = capsys.readouterr().out.partition("At 10, means of all users")[2].split("└")[0]
+    assert re.search(r"┃ +MRR ┃ +NDCG ┃ +Coverage ┃", table)
+    assert all(len(line) <= 80 for line in shown.split("model beats")[0].splitlines()[:-1])
+    for option, wrong, said in (
+        ("--metrics", "ndcg,f1", "'f1' is none of NDCG, Recall, Hit, MRR, MAP, Coverage, Bias"),
+        ("--cutoffs", "5,0", "'0' is no cutoff: expected 1,5,10 or such"),
+        ("--ranking", "file", "'file' is not a name, = and a file"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["evaluate", shop.prepared, option, wrong])
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_was_written_is_judged_the_same(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, first, second = (tmp_path / name for name in ("r.parquet", "1.json", "2.json"))
+    options = ["--cutoffs", "5,20"]
+    written = [*options, "--write-rankings", str(file), "--json", str(first)]
+    assert main(["evaluate", shop.prepared, shop.model, *written]) == 0
+    assert f"rankings written to {file}" in capsys.readouterr().err
+    before = json.loads(first.read_text())["evaluations"]
+    rankings = [f"--ranking={one['name']}={file}" for one in before]
+    judged = [*options, *rankings, "--no-baselines", "--json", str(second)]
+    assert main(["evaluate", shop.prepared, *judged]) == 0
+    assert json.loads(second.read_text())["evaluations"] == before
+    capsys.readouterr()
+    # Beside the model that it is of: no difference. It stands in the table, and is compared.
+    frame = pl.read_parquet(file).filter(pl.col("run") == "model")
+    frame.write_csv(tmp_path / "own.csv")
+    own = f"--ranking=own={tmp_path / 'own.csv'}"
+    assert main(["evaluate", shop.prepared, shop.model, own]) == 0
+    shown = capsys.readouterr().out
+    assert "model − own: +0.0000 [+0.0000, +0.0000], p = 1.0000" in shown
+    assert re.search(r"own (beats|does not beat) every baseline", shown)
+    assert re.search(r"│ own +│ .* │ +– │", shown)
+    for given, said in (
+        ([f"--ranking=none={file}"], "has no run 'none'; its runs are model, popularity"),
+        ([own, own], "--ranking: two are called 'own'"),
+        ([f"--ranking=popularity={file}"], "'popularity' is the name of a baseline"),
+    ):
+        assert main(["evaluate", shop.prepared, *given]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wide")
+def test_users_that_a_ranking_does_not_have_are_misses(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = Prepared.load(shop.prepared)
+    users, items = prepared.test.users, prepared.test.items
+    rows = [
+        {
+            "user_id": prepared.user_ids[int(user)],
+            "item_id": prepared.item_ids[int(item)],
+            "score": 1,
+        }
+        for user, item in zip(users[1:], items[1:], strict=True)
+    ]
+    file = tmp_path / "oracle.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = tmp_path / "figures.json"
+    options = [f"--ranking=oracle={file}", "--no-baselines", "--json", str(figures)]
+    assert main(["evaluate", shop.prepared, *options]) == 0
+    said = capsys.readouterr().err
+    count = len(users)
+    first = prepared.user_ids[int(users[0])]
+    assert f"oracle: nothing for 1 of {count} test users, such as {first!r}: they count as" in said
+    assert f"oracle: fewer than 10 items for {count - 1} test users" in said
+    (entry,) = json.loads(figures.read_text())["evaluations"]
+    assert Evaluation.from_json(entry).metrics["NDCG@10"].mean == pytest.approx(1 - 1 / count)
+    assert main(["evaluate", shop.prepared, "--users", "9", *options]) == 0
+    assert "rows of users who are not judged are passed over" in capsys.readouterr().err

@@ -7,19 +7,21 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from recprune.commands.answer_options import check_k
 from recprune.commands.console import output, print_table, say, showing_progress
-from recprune.commands.tables import print_cold, print_repeats
+from recprune.commands.tables import print_cold, print_metrics, print_repeats
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import Baseline
 from recprune.evaluation.baselines.every_baseline import every_baseline, left_out_baselines
 from recprune.evaluation.comparison import compare, verdict
 from recprune.evaluation.evaluation import evaluate, evaluation_rows
-from recprune.evaluation.metrics import RankedUsers
+from recprune.evaluation.metrics import METRICS, RankedUsers
+from recprune.evaluation.rankings import read_ranking, write_rankings
 from recprune.models.ranking import encode_histories, model_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender.recommender import Recommender
@@ -28,6 +30,7 @@ from recprune.training.checkpoint import load_model
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
+_METRICS = (*METRICS, "Coverage", "Bias")
 _FAR = 100  # cutoff at which cold targets are looked for beside -k: they are seldom among the first
 
 
@@ -35,6 +38,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prepared", metavar="PREPARED", help="made by recprune prepare")
     parser.add_argument("models", metavar="MODEL", nargs="*", help="made by recprune train")
     parser.add_argument("-k", type=int, default=10, help="cutoff; default %(default)s")
+    parser.add_argument(
+        "--metrics",
+        type=_parse_metrics,
+        metavar="NAME,...",
+        help=f"show the means of these as well: {', '.join(_METRICS)}, in any case",
+    )
+    parser.add_argument(
+        "--all-metrics",
+        dest="metrics",
+        action="store_const",
+        const=_METRICS,
+        help="show the means of all of these",
+    )
+    parser.add_argument(
+        "--cutoffs",
+        type=_parse_cutoffs,
+        metavar="K,...",
+        help="the cutoffs at which they are shown; default -k. Without --metrics: NDCG and Recall",
+    )
+    parser.add_argument(
+        "--ranking",
+        dest="rankings",
+        action="append",
+        default=[],
+        type=_parse_ranking,
+        metavar="NAME=FILE",
+        help="judge what another program recommends beside the models: Parquet, CSV or JSON lines "
+        "with user_id, item_id and rank or score; may be repeated",
+    )
+    parser.add_argument(
+        "--write-rankings",
+        metavar="FILE",
+        help="write what all runs recommend as Parquet, which --ranking RUN=FILE reads",
+    )
     parser.add_argument(
         "--users", type=int, metavar="N", help="only so many test users, drawn by --seed"
     )
@@ -52,10 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     check_k(parsed.k)
-    if parsed.no_baselines and not parsed.models:
+    if parsed.no_baselines and not parsed.models and not parsed.rankings:
         raise InputError("--no-baselines without a model leaves nothing to evaluate")
-    if parsed.json and not os.access(Path(parsed.json).absolute().parent, os.W_OK):
-        raise InputError(f"{parsed.json}: cannot be written")  # said before the work, not after
+    for file in filter(None, (parsed.json, parsed.write_rankings)):
+        if not os.access(Path(file).absolute().parent, os.W_OK):
+            raise InputError(f"{file}: cannot be written")  # said before the work, not after
     prepared = Prepared.load(parsed.prepared)
     if parsed.users is not None and parsed.users < 1:
         raise InputError(f"--users is {parsed.users}, expected at least 1")
@@ -67,11 +105,15 @@ def run(parsed: argparse.Namespace) -> None:
         raise InputError(f"{parsed.prepared}: there is nobody to evaluate on: {why}")
     targets = prepared.test.items[chosen]
     some_cold = bool((prepared.training_counts()[targets] == 0).any())
-    cutoffs = sorted({parsed.k, _FAR} if some_cold else {parsed.k})
+    shown_at = parsed.cutoffs or (parsed.k,)
+    for_cold = sorted({parsed.k, _FAR} if some_cold else {parsed.k})
+    cutoffs = sorted({*for_cold, *shown_at})
     train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
+    given = _read_rankings(prepared, chosen, cutoffs[-1], parsed)  # its faults come first
     baselines = () if parsed.no_baselines else _baselines(prepared, train, parsed.exclude_seen)
-    names = _names(parsed.models, {baseline.name for baseline in baselines})
+    names = _names(parsed.models, {baseline.name for baseline in baselines} | set(given))
+    _refuse_same_names(given, {baseline.name for baseline in baselines})
     ranked: dict[str, RankedUsers] = {}
     seconds: dict[str, float] = {}
     otherwise: list[str] = []  # asked, these treat what was seen in the other way
@@ -85,6 +127,7 @@ def run(parsed: argparse.Namespace) -> None:
                 otherwise.append(name)
             ranked[name] = RankedUsers.of_targets(ids, targets)
             seconds[name] = time.monotonic() - begun
+        ranked |= {name: RankedUsers.of_targets(ids, targets) for name, ids in given.items()}
         models = list(ranked)
         for baseline in baselines:
             progress(baseline.name)
@@ -105,15 +148,18 @@ def run(parsed: argparse.Namespace) -> None:
             for name, users in ranked.items()
         ]
     columns = [f"{column}@{parsed.k}" for column in _COLUMNS]
-    rows = [(*row, f"{seconds[row[0]]:.1f}") for row in evaluation_rows(evaluations, columns)]
+    took = {name: f"{seconds[name]:.1f}" if name in seconds else "–" for name in ranked}
+    rows = [(*row, took[row[0]]) for row in evaluation_rows(evaluations, columns)]
     print_table(
         f"{len(chosen):,} test users, {prepared.num_items:,} items, full catalogue",
         ("", *columns, "seconds"),
         rows,
     )
+    if parsed.metrics or parsed.cutoffs:
+        print_metrics(evaluations, parsed.metrics or _COLUMNS[:2], shown_at)
     output.print(_about_seen(parsed.exclude_seen, otherwise), markup=False, soft_wrap=True)
     print_repeats(evaluations, columns[:2])
-    print_cold(evaluations, [f"{name}@{cutoff}" for cutoff in cutoffs for name in _COLUMNS[:2]])
+    print_cold(evaluations, [f"{name}@{cutoff}" for cutoff in for_cold for name in _COLUMNS[:2]])
     others = {name: users for name, users in ranked.items() if name not in models}
     for name in models if others else ():
         sentence = verdict(name, ranked[name], others, metric=f"NDCG@{parsed.k}", seed=parsed.seed)
@@ -137,6 +183,73 @@ def run(parsed: argparse.Namespace) -> None:
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         say(f"figures written to {parsed.json}")
+    if parsed.write_rankings:
+        write_rankings(
+            parsed.write_rankings,
+            {name: users.ids for name, users in ranked.items()},
+            prepared.test.users[chosen],
+            prepared.user_ids,
+            prepared.item_ids,
+        )
+        say(f"rankings written to {parsed.write_rankings}")
+
+
+def _parse_metrics(text: str) -> tuple[str, ...]:
+    known = {name.lower(): name for name in _METRICS}
+    given = [name.strip().lower() for name in text.split(",")]
+    for name in given:
+        if name not in known:
+            known_ones = ", ".join(_METRICS)
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {known_ones}")
+    return tuple(dict.fromkeys(known[name] for name in given))
+
+
+def _parse_cutoffs(text: str) -> tuple[int, ...]:
+    given = text.split(",")
+    for cutoff in given:
+        if not cutoff.strip().isdecimal() or int(cutoff) < 1:
+            raise argparse.ArgumentTypeError(f"{cutoff!r} is no cutoff: expected 1,5,10 or such")
+    return tuple(sorted({int(cutoff) for cutoff in given}))
+
+
+def _parse_ranking(text: str) -> tuple[str, str]:
+    name, equals, file = text.rpartition("=")  # names of baselines have one: τ = 30
+    if not (name and equals and file):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name, = and a file")
+    return name, file
+
+
+def _read_rankings(
+    prepared: Prepared, chosen: Int64Array, k: int, parsed: argparse.Namespace
+) -> dict[str, Int64Array]:
+    """Return what the given files recommend to the test users; say what they do not have."""
+    users = prepared.test.users[chosen]
+    found: dict[str, Int64Array] = {}
+    for name, file in parsed.rankings:
+        if name in found:
+            raise InputError(f"--ranking: two are called {name!r}")
+        ranking = read_ranking(file, k, users, prepared.user_ids, prepared.item_ids, run=name)
+        found[name] = ranking.ids
+        if len(ranking.missing):
+            first = prepared.user_ids[int(users[ranking.missing[0]])]
+            say(
+                f"{name}: nothing for {len(ranking.missing):,} of {len(users):,} test users, "
+                f"such as {first!r}: they count as misses"
+            )
+        if ranking.shorter:
+            say(f"{name}: fewer than {k} items for {ranking.shorter:,} test users")
+        if ranking.others:
+            say(f"{name}: {ranking.others:,} rows of users who are not judged are passed over")
+    return found
+
+
+def _refuse_same_names(rankings: Iterable[str], baselines: set[str]) -> None:
+    for name in rankings:
+        if name in baselines:
+            raise InputError(
+                f"--ranking: {name!r} is the name of a baseline: call it otherwise, or say "
+                "--no-baselines"
+            )
 
 
 def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> tuple[Baseline, ...]:

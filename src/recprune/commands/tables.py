@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from recprune.commands.console import output, print_table
 from recprune.data.statistics import Statistics, iso_time
-from recprune.evaluation.evaluation import Evaluation, group_rows
+from recprune.evaluation.evaluation import Evaluation, group_rows, mean_rows
 from recprune.preparation.codebook import Codebook
 from recprune.preparation.holdout import Holdout
+
+_Name = TypeVar("_Name")
 
 
 def statistics_rows(statistics: Statistics) -> list[tuple[str, str]]:
@@ -54,6 +57,28 @@ def print_holdout(holdout: Holdout) -> None:
             ("dropped, without a past", "", f"{len(holdout.dropped_users):,}"),
         ],
     )
+
+
+_COLUMNS_AT_ONCE = 5  # as many as stand in 80 characters beside the names of baselines
+
+
+def print_metrics(
+    evaluations: Sequence[Evaluation], metrics: Sequence[str], cutoffs: Sequence[int]
+) -> None:
+    """Print means alone: of one cutoff the metrics side by side, of several a table a metric."""
+    if len(cutoffs) == 1:
+        for names in _parts(metrics):
+            rows = mean_rows(evaluations, [f"{metric}@{cutoffs[0]}" for metric in names])
+            print_table(f"At {cutoffs[0]}, means of all users", ("", *names), rows)
+        return
+    for metric in metrics:
+        for places in _parts(cutoffs):
+            rows = mean_rows(evaluations, [f"{metric}@{cutoff}" for cutoff in places])
+            print_table(f"{metric} at, means of all users", ("", *map(str, places)), rows)
+
+
+def _parts(names: Sequence[_Name]) -> list[Sequence[_Name]]:
+    return [names[n : n + _COLUMNS_AT_ONCE] for n in range(0, len(names), _COLUMNS_AT_ONCE)]
 
 
 def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ def read_content(
             raise InputError(f"{path}: holds the arrays ids and vectors, and no columns to name")
         ids, vectors = _read_arrays(Path(path))
         return _of_vectors(path, ids, vectors, item_ids)
-    frame = _read_frame(path)
+    frame = read_frame(path)
     names = frame.columns
     where = Path(path)
     item = find_column(where, names, "item", item_column)
@@ -101,7 +101,8 @@ def read_content(
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _read_frame(path: str | Path) -> pl.DataFrame:
+def read_frame(path: str | Path) -> pl.DataFrame:
+    """Read a file or a folder of parts as it is: text where a format has no types of its own."""
     try:
         parts = [_read_part(source) for source in find_sources(path)]
         return pl.concat(parts)

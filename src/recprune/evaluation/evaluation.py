@@ -288,6 +288,22 @@ def evaluation_rows(
     ]
 
 
+def mean_rows(evaluations: Sequence[Evaluation], columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the rows of `evaluation_rows` without intervals."""
+    return [
+        (
+            evaluation.name,
+            *(
+                f"{evaluation.metrics[column].mean:.4f}"
+                if column in evaluation.metrics
+                else _cell(evaluation, column)
+                for column in columns
+            ),
+        )
+        for evaluation in evaluations
+    ]
+
+
 def group_rows(
     evaluations: Sequence[Evaluation], group: Group, metrics: Sequence[str]
 ) -> list[tuple[str, ...]]:
