@@ -6,9 +6,11 @@ With `--workers`, the command supervises processes that run this same module, on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +47,7 @@ from recprune.training.distributed import (
 )
 from recprune.training.epoch_lines import EpochLines
 from recprune.training.launch import FAILED, INTERRUPTED, as_worker, launch, leave
-from recprune.training.loop import find_device, train
+from recprune.training.loop import EpochReport, find_device, train
 from recprune.types import (
     MAX_SUB_ITEMS,
     InputError,
@@ -79,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where --out stopped")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     add_budget_argument(parser)
+    parser.add_argument(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="write every epoch there as TensorBoard reads it, a folder for each training",
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -155,18 +162,24 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     max_seconds = 60.0 * parsed.max_minutes
     validated = len(prepared.validation) > 0
     show = EpochLines(settings, validated=validated, max_seconds=max_seconds)
-    state = train(
-        prepared,
-        settings,
-        parsed.out,
-        device=str(device),
-        resume=parsed.resume,
-        compiled=parsed.compile,
-        max_seconds=max_seconds,
-        workers=workers,
-        on_epoch=show.epoch,
-        on_steps=show.steps,
-    )
+    with _events(parsed.tensorboard, validated) as write_events:
+
+        def on_epoch(report: EpochReport) -> None:
+            show.epoch(report)
+            write_events(report)
+
+        state = train(
+            prepared,
+            settings,
+            parsed.out,
+            device=str(device),
+            resume=parsed.resume,
+            compiled=parsed.compile,
+            max_seconds=max_seconds,
+            workers=workers,
+            on_epoch=on_epoch,
+            on_steps=show.steps,
+        )
     if not workers.is_first:
         return
     if state.epoch == 0:
@@ -188,6 +201,17 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
     _draw_curve(Path(parsed.out))
+
+
+def _events(
+    folder: str | None, validated: bool
+) -> contextlib.AbstractContextManager[Callable[[EpochReport], None]]:
+    """Return what writes every epoch for TensorBoard, if that is wanted."""
+    if folder is None:
+        return contextlib.nullcontext(lambda _: None)
+    from recprune.training.event_files import event_files  # seconds, for who does not want it
+
+    return event_files(folder, validated=validated)
 
 
 def _introduce(
