@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.system import available_cores, exchange, open_folder
-from recprune.types import VERSION, InputError, Json, StorageError
+from recprune.types import VERSION, InputError, Json, StorageError, with_article
 
 MANIFEST = "manifest.json"
 _ATTEMPTS = 100  # to load a folder that others keep replacing
@@ -61,8 +61,7 @@ class Saved:
     def check(self, *, kind: str, version: int, oldest: int | None = None, source: str) -> None:
         """Refuse anything but this kind, in this format version or one from `oldest` on."""
         if self.kind != kind:
-            article = "" if kind.endswith("s") else "an " if kind[0] in "aeiou" else "a "
-            raise StorageError(f"{source}: holds a saved {self.kind}, not {article}{kind}")
+            raise StorageError(f"{source}: holds a saved {self.kind}, not {with_article(kind)}")
         known = range(version if oldest is None else oldest, version + 1)
         if type(self.version) is not int or self.version not in known:
             raise StorageError(
@@ -399,7 +398,9 @@ def check_target(folder: str | Path, *, kind: str) -> None:
     found = saved_kind(target)
     if found != kind:
         what = f"a saved {found}" if found is not None else "something else"
-        raise StorageError(f"{target}: already exists and is {what}, not a {kind}; not overwritten")
+        raise StorageError(
+            f"{target}: already exists and is {what}, not {with_article(kind)}; not overwritten"
+        )
 
 
 @contextmanager

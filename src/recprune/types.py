@@ -40,6 +40,18 @@ Progress: TypeAlias = Callable[[str], None]
 """Called now and then by long work with a short sentence on where it stands."""
 
 
+def with_article(noun: str) -> str:
+    """Return "a codebook", "an index", or "attributes": for what is named by its kind or type."""
+    if noun.endswith("s"):
+        return noun
+    return f"an {noun}" if noun[0].lower() in "aeio" else f"a {noun}"  # a uint8
+
+
+def type_in_words(value: object) -> str:
+    """Return the type of what was given in place of something else: "an int", "a list"."""
+    return with_article(type(value).__name__)
+
+
 def no_progress(_: str) -> None:
     """Say nothing: the default of every `progress` argument."""
 

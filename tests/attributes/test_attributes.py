@@ -368,7 +368,7 @@ def test_columns_may_be_chosen() -> None:
         ({"item_id": [0], "x": np.array([2**64 - 1], np.uint64)}, "the column 'x' cannot be read: .*18446744073709551615"),
         ({"item_id": [0], "x": pa.array([2**62], pa.timestamp("s"))}, "the column 'x' cannot be read"),
         ({"item_id": [0, 1], "x": [1]}, "which is no table of Arrow's"),
-        (5, "attributes is a int, which is no table of Arrow's"),
+        (5, "attributes is an int, which is no table of Arrow's"),
     ],
 )  # fmt: skip
 def test_tables_that_cannot_be_used_are_refused(table: Any, message: str) -> None:

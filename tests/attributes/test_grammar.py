@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_with_its_place(text: str, place: int, message: st
 
 
 def test_what_is_no_text_or_too_long_is_refused() -> None:
-    with pytest.raises(InputError, match="where is a int, expected a condition"):
+    with pytest.raises(InputError, match="where is an int, expected a condition"):
         parse_condition(5)
     parse_condition("a" * MOST_CHARACTERS)
     with pytest.raises(InputError, match=f"where has {MOST_CHARACTERS + 1} characters, expected"):

@@ -552,7 +552,7 @@ def test_bad_histories_are_refused_before_any_work(work: Work, tmp_path: Path) -
     for k in (0, -1):
         with pytest.raises(InputError, match="k is"):
             BatchSettings(k)
-    with pytest.raises(InputError, match="k is 1000000000, expected 0 to"):
+    with pytest.raises(InputError, match="k is 1000000000, expected 1 to"):
         plan_of(pa.table({"user_id": [1], "history": good}), BatchSettings(10**9))
     path.unlink()
     folder = tmp_path / "mixed"

@@ -132,7 +132,7 @@ print(found.ids.tolist())
     [
         ({"where": "prize < 5"}, "where, character 1: no column is called 'prize'; similar: 'price'"),
         ({"where": "price <"}, "where, character 8: expected a value, found the end"),
-        ({"where": 5}, "where is a int, expected a condition as text"),
+        ({"where": 5}, "where is an int, expected a condition as text"),
         ({"at_most": "brand"}, "at_most is 'brand', expected the name of a column and a number"),
         ({"at_most": ("brand", 0)}, "at_most: the number is 0"),
         ({"at_most": ("tags", 1)}, "at_most: 'tags' is a list of text"),

@@ -158,7 +158,8 @@ def check_snapshot(snapshot: LiveSnapshot, shop: Shop, methods: tuple[str, ...])
     shape = (shop.num_splits, shop.num_sub_items)
     kinds = [rng.standard_normal(shape), rng.integers(-2, 3, shape) / 3, rng.choice(AWKWARD, shape)]
     scores = kinds[rng.integers(len(kinds))].astype(np.float32)
-    k = int(rng.choice([0, 1, 2, 10, 129, len(numbers), len(numbers) + 3]))
+    sizes = [1, 2, 10, 129, len(numbers), len(numbers) + 3]
+    k = int(rng.choice([max(1, size) for size in sizes]))
     eligible = np.ones(len(numbers), np.bool_)
     exclude = allow = floor = boosts = None
     own_boosts = None

@@ -105,7 +105,8 @@ def cases(
     else:
         scores = rng.standard_normal(shape) - 5
         scores[:, 0] += 10
-    k = draw(st.sampled_from([0, 1, 2, 10, 128, 129, num_items // 2, num_items, num_items + 3]))
+    sizes = [1, 2, 10, 128, 129, num_items // 2, num_items, num_items + 3]
+    k = draw(st.sampled_from([max(1, size) for size in sizes]))
     bias = None
     if draw(st.integers(0, 3)) == 0:
         bias = rng.choice([0.0, -0.0, 0.5, -3.0, 1e-8], num_items).astype(np.float32)

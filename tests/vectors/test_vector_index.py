@@ -195,6 +195,16 @@ def test_vectors_of_any_kind(vectors: Float32Array) -> None:
         assert np.array_equal(index.search(given[0], 5).ids, expected.ids)
 
 
+@pytest.mark.parametrize("rerank", [0, 50])
+def test_so_many_cannot_be_searched_for(vectors: Float32Array, rerank: int) -> None:
+    index = VectorIndex.build(vectors[:300], num_splits=4)
+    for k in (0, -1, 10**9):
+        with pytest.raises(InputError, match=f"k is {k}, expected 1 to 65836"):
+            index.search(vectors[0], k, rerank=rerank)
+    with pytest.raises(InputError, match="k is '5', expected an integer"):
+        index.search(vectors[0], "5", rerank=rerank)  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_indexed_is_refused(vectors: Float32Array) -> None:
     broken = vectors[:300].copy()
     broken[7, 3] = np.nan

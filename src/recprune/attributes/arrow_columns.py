@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recprune.attributes.column import NO_VALUE, AttributeColumn, Kind, code_type
 from recprune.data.identifiers import FoundIds, StringIds, number_texts
-from recprune.types import InputError, Int64Array, needs_extra
+from recprune.types import InputError, Int64Array, needs_extra, type_in_words
 
 with needs_extra("data"):
     import polars as pl
@@ -65,8 +65,8 @@ def item_rows(
     try:
         table = given if isinstance(given, pa.Table) else pa.table(given)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        kind = type(given).__name__
-        raise InputError(f"{source} is a {kind}, which is no table of Arrow's: {error}") from None
+        kind = type_in_words(given)
+        raise InputError(f"{source} is {kind}, which is no table of Arrow's: {error}") from None
     names, place = table.column_names, Path(source)
     ids = find_column(place, names, "item", item_column)
     chosen = names if columns is None else columns

@@ -18,7 +18,7 @@ from recprune.attributes.grammar import parse_condition
 from recprune.data.identifiers import FoundIds
 from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
-from recprune.types import InputError, Int64Array, Json, StorageError
+from recprune.types import InputError, Int64Array, Json, StorageError, with_article
 
 KIND = "attributes"
 _VERSION = 1  # of the format
@@ -231,7 +231,8 @@ class Attributes:
         found = column_named(column, self.columns, _no_limit)
         if found.is_list:
             raise InputError(
-                f"at_most: {column!r} is a {found.described}, expected one value for each item"
+                f"at_most: {column!r} is {with_article(found.described)}, expected one value for "
+                "each item"
             )
         return found
 

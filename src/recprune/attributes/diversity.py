@@ -120,7 +120,7 @@ def search_at_most(
         )
 
     every = slice(0, len(sequence_embeddings))
-    if limit is None or k == 0 or index.num_items == 0:
+    if limit is None or index.num_items == 0:
         return search(every, k, exclude, allow)
     words = packed(allow) if allow is not None and allow.dtype == np.bool_ else allow
     first = min(_AHEAD * k, index.num_items)

@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
-from recprune.types import InputError
+from recprune.types import InputError, type_in_words
 
 MOST_CHARACTERS = 16_384
 _MOST_LITERALS = 1_000
@@ -151,7 +151,7 @@ Condition: TypeAlias = Single | Negated | AllOf | AnyOf
 def parse_condition(text: object) -> Condition:
     """Return the tree of a condition; `ConditionError` says where it cannot be read, and why."""
     if not isinstance(text, str):
-        raise InputError(f"where is a {type(text).__name__}, expected a condition as text")
+        raise InputError(f"where is {type_in_words(text)}, expected a condition as text")
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"where has {len(text)} characters, expected {MOST_CHARACTERS} at most")
     return _Parser(_tokens(text)).whole()

@@ -27,7 +27,8 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str |
     """Print a table: the first column to the left, the others, being numbers, to the right."""
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     for place, name in enumerate(header):
-        table.add_column(name, justify="right" if place else "left")
+        # Folded, not cut: names may differ in their last letters.
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     output.print(table)

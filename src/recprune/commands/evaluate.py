@@ -25,6 +25,7 @@ from recprune.evaluation.rankings import read_ranking, write_rankings
 from recprune.models.ranking import encode_histories, model_boosts, top_items
 from recprune.preparation.prepared import Prepared
 from recprune.recommender.recommender import Recommender
+from recprune.search.checks import checked_k
 from recprune.storage import writing_file
 from recprune.training.checkpoint import load_model
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
@@ -95,6 +96,7 @@ def run(parsed: argparse.Namespace) -> None:
         if not os.access(Path(file).absolute().parent, os.W_OK):
             raise InputError(f"{file}: cannot be written")  # said before the work, not after
     prepared = Prepared.load(parsed.prepared)
+    checked_k(parsed.k, prepared.num_items)
     if parsed.users is not None and parsed.users < 1:
         raise InputError(f"--users is {parsed.users}, expected at least 1")
     order = random_generator(parsed.seed).permutation(len(prepared.test))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from recprune.commands.folded import folded
 from recprune.commands.live_actions import add_live_actions, read_ids
 from recprune.commands.vector_options import (
     add_vector_arguments,
@@ -205,4 +206,4 @@ def _say(step: str) -> None:
 def _print_lines(values: Json) -> None:
     for name, value in values.items():
         shown = ", ".join(value) if isinstance(value, list) else value
-        print(f"{name.replace('_', ' '):16} {shown}")  # noqa: T201
+        print(folded(f"{name.replace('_', ' '):16} ", str(shown)))  # noqa: T201

@@ -12,6 +12,7 @@ import numpy as np
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, search_at_most
 from recprune.commands.answer_options import add_filter_arguments, check_k, parse_boosts
+from recprune.commands.folded import folded
 from recprune.data.identifiers import ExternalId, RowNumbers
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
@@ -106,7 +107,8 @@ def run(parsed: argparse.Namespace) -> None:
             print(json.dumps(answer))  # noqa: T201
         else:
             found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
-            print(f"{query}\t{answer['method']}\t{microseconds[query]:.0f} µs\t{found}")  # noqa: T201
+            begin = f"{query:<4} {answer['method']:11} {microseconds[query]:6.0f} µs  "
+            print(folded(begin, found))  # noqa: T201
 
 
 def _external_ids(index: _Searched, top: TopK) -> list[list[ExternalId | None]] | None:

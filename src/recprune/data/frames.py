@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from recprune.types import InputError
+from recprune.types import InputError, type_in_words
 
 # A path, or anything that `columns_of` takes.
 LogSource: TypeAlias = Any
@@ -31,7 +31,7 @@ def column_names(given: Any) -> list[str]:
         names = getattr(given, "columns", None)
     if names is None or callable(names):
         raise InputError(
-            f"the log is a {type(given).__name__}, expected a path, a frame of pandas or polars, a "
+            f"the log is {type_in_words(given)}, expected a path, a frame of pandas or polars, a "
             "table of Arrow or a mapping of columns"
         )
     return [str(name) for name in names]

@@ -20,7 +20,7 @@ from recprune.data.identifiers import (
     StringIds,
     ids_from_arrays,
 )
-from recprune.types import InputError, Int64Array, StorageError, frozen
+from recprune.types import InputError, Int64Array, StorageError, frozen, type_in_words
 
 IdKind: TypeAlias = Literal["none", "integers", "strings"]
 NameArray: TypeAlias = NDArray[Any]  # int64, or objects that are strings
@@ -138,7 +138,7 @@ def checked_names(item_ids: Any, kind: IdKind, count: int) -> NameArray | None:
     elif isinstance(item_ids, Sequence) and not isinstance(item_ids, str):
         values = list(item_ids)
     else:
-        raise InputError(f"item_ids is a {type(item_ids).__name__}, expected a sequence of ids")
+        raise InputError(f"item_ids is {type_in_words(item_ids)}, expected a sequence of ids")
     if len(values) != count:
         raise InputError(f"item_ids has {len(values)} ids for {count} items")
     seen: set[ExternalId] = set()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune import _native
-from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array
+from recprune.types import MAX_SUB_ITEMS, Float32Array, InputError, Int64Array, type_in_words
 
 MAX_SPLITS = 64
 _MAX_THREADS = 1024
@@ -27,7 +27,7 @@ def checked_codes(codes: Any, embeddings: Any) -> tuple[NDArray[Any], Float32Arr
     """Return codes as uint8 or uint16 by the number of sub-items, and the embeddings."""
     for name, array in (("codes", codes), ("sub_item_embeddings", embeddings)):
         if not isinstance(array, np.ndarray):
-            raise InputError(f"{name} is a {type(array).__name__}, expected a NumPy array")
+            raise InputError(f"{name} is {type_in_words(array)}, expected a NumPy array")
     if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16):
         raise InputError(
             f"codes is {codes.dtype}{list(codes.shape)}, expected uint8 or uint16 [n, M]"
@@ -86,10 +86,10 @@ def checked_k(k: Any, num_items: int) -> int:
     if type(k) is not int:
         k = checked_count(k, "k")
     most = num_items + _MOST_PADDED
-    if not 0 <= k <= most:
+    if not 1 <= k <= most:
         given = k if abs(k) < 10**40 else "a number of more than 40 digits"
         raise InputError(
-            f"k is {given}, expected 0 to {most}: the catalogue's {num_items} items and "
+            f"k is {given}, expected 1 to {most}: the catalogue's {num_items} items and "
             f"{_MOST_PADDED} more"
         )
     return int(k)
@@ -152,7 +152,7 @@ def _excluded_rows(
 ) -> list[Int64Array]:
     """Return the excluded ids of every query as an array."""
     if not isinstance(exclude, Sequence | np.ndarray):
-        raise InputError(f"exclude is a {type(exclude).__name__}, expected item ids")
+        raise InputError(f"exclude is {type_in_words(exclude)}, expected item ids")
     rows: Sequence[Any] | NDArray[Any] = [exclude] if single else exclude
     if len(rows) != num_queries:
         raise InputError(f"exclude has {len(rows)} rows for {num_queries} queries")
@@ -219,7 +219,7 @@ def _boosted_rows(
 ) -> list[tuple[Int64Array, Float32Array]]:
     """Return the boosts of every query as arrays."""
     if not isinstance(boosts, list | tuple):
-        raise InputError(f"boosts is a {type(boosts).__name__}, expected pairs (item ids, values)")
+        raise InputError(f"boosts is {type_in_words(boosts)}, expected pairs (item ids, values)")
     rows: Sequence[Any] = (boosts,) if single else boosts
     if len(rows) != num_queries:
         raise InputError(f"boosts has {len(rows)} rows for {num_queries} queries")

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recprune.types import CodeArray, Float32Array, InputError, Int64Array, needs_extra
+from recprune.types import (
+    CodeArray,
+    Float32Array,
+    InputError,
+    Int64Array,
+    needs_extra,
+    type_in_words,
+)
 
 _BITS = 8  # of a code in one split, the only number that both sides have
 
@@ -74,7 +81,7 @@ def _not_taken(index: Any) -> InputError:
 
     if isinstance(index, faiss.IndexPQFastScan):
         return _other_bits(index.nbits)
-    return InputError(f"the index is a {type(index).__name__}, expected a faiss.IndexPQ")
+    return InputError(f"the index is {type_in_words(index)}, expected a faiss.IndexPQ")
 
 
 def _other_bits(bits: int) -> InputError:

@@ -169,7 +169,7 @@ def kth_scores(answers: list[Answer], k: int) -> Float32Array | None:
     """Return the k-th best score so far of every query, −∞ where there are fewer; None: all −∞."""
     scores = [found for _, found, _ in answers]
     width = sum(found.shape[1] for found in scores)
-    if k == 0 or width < k:
+    if width < k:
         return None
     together = np.concatenate(scores, axis=1)
     kth: Float32Array = np.partition(together, width - k, axis=1)[:, width - k]
@@ -211,9 +211,8 @@ def merge_records(
     # Shards compute S side by side.
     merged["sub_item_score_nanoseconds"] = records["sub_item_score_nanoseconds"].max(axis=0)
     merged["together"] = records["together"].max(axis=0)
-    k = scores.shape[1]
     # Where more are wanted than there are, none of them is the k-th.
-    threshold = scores[:, -1] if k else np.full(len(scores), -np.inf, np.float32)
+    threshold = scores[:, -1]
     if floors is not None:
         threshold = np.maximum(threshold, floors)
     merged["threshold"] = threshold

@@ -22,7 +22,7 @@ from recprune.data.identifiers import (
     sorted_ids,
 )
 from recprune.preparation.codebook import assign_pq
-from recprune.search.checks import checked_codes, checked_count, checked_queries
+from recprune.search.checks import checked_codes, checked_count, checked_k, checked_queries
 from recprune.search.faiss_io import read_faiss
 from recprune.search.index import Index
 from recprune.search.index_arrays import Layout
@@ -237,16 +237,18 @@ class VectorIndex:
         among these, approximate with respect to all vectors, as nothing says what codes have left
         out. `exclude` and `allow` are those of `Index.search`, by position.
         """
+        k = checked_k(k, self.index.num_items)
         given = np.ascontiguousarray(queries, np.float32)
         asked, single = checked_queries(given, "queries", (self.width,))
         if single and exclude is not None:
             exclude = [exclude]
-        if not checked_count(rerank, "rerank"):
+        reranked = checked_count(rerank, "rerank")
+        if not reranked:
             top = self.index.search(
                 self._turned(asked), k, exclude=exclude, allow=allow, threads=threads
             )
         else:
-            top = self._reranked(asked, k, max(rerank, k), exclude, allow, threads)
+            top = self._reranked(asked, k, max(reranked, k), exclude, allow, threads)
         return TopK(top.ids[0], top.scores[0], top.stats) if single else top
 
     def external_ids(self, top: TopK) -> list[list[ExternalId]]:

@@ -350,8 +350,8 @@ class Engine:
         return self._named(asdict(explained)), 1000.0 * (time.perf_counter() - begun)
 
     def _most(self, k: int) -> int:
-        # More would only be padding.
-        return min(checked_k(k, self.index.num_items), self.index.num_items)
+        # More would only be padding; of a catalogue without items, one is.
+        return min(checked_k(k, self.index.num_items), max(1, self.index.num_items))
 
     def _method(self, choice: Choice) -> Method:
         method = METHODS[choice.method]
