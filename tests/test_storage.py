@@ -100,7 +100,9 @@ def test_other_people_s_files_are_not_overwritten(tmp_path: Path) -> None:
     ]:
         with pytest.raises(StorageError, match=f"{name}: already exists and is (a )?{what}"):
             save(tmp_path / name)
-    with pytest.raises(StorageError, match="home: .* something else, not an index; not overwritten"):
+    with pytest.raises(
+        StorageError, match="home: .* something else, not an index; not overwritten"
+    ):
         save_folder(tmp_path / "home", Saved("index", 1, {}, {}))
     assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "home", "other"]

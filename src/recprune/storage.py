@@ -77,12 +77,14 @@ def save_folder(folder: str | Path, saved: Saved) -> None:
     refused, so that a mistyped path destroys no files.
     """
     target = Path(os.path.realpath(folder))  # a link stays, what it points to is replaced
-    try:
+    with writing_to(target):
         check_target(target, kind=saved.kind)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written: {_reason(error)}") from None
+        _write_folder(target, saved)
+
+
+def _write_folder(target: Path, saved: Saved) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         temporary.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would lock out the service's own user
         manifest = _write_part(temporary, saved, "") | {"written_by": f"recprune {VERSION}"}
@@ -93,8 +95,6 @@ def save_folder(folder: str | Path, saved: Saved) -> None:
             _flush_to_disk(file.fileno())
         _flush_folder(temporary)
         put_in_place(temporary, target)
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written: {_reason(error)}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -404,20 +404,33 @@ def check_target(folder: str | Path, *, kind: str) -> None:
 
 
 @contextmanager
+def writing_to(path: str | Path) -> Iterator[None]:
+    """Have whatever cannot be written end in an error that names `path`.
+
+    The system names no file where a disk is full, and a temporary one elsewhere.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {_reason(error)}") from None
+
+
+@contextmanager
 def writing_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; on success it becomes `path`, else it is removed."""
     target = Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
-    try:
-        temporary.chmod(0o666 & ~_umask())
-        yield temporary
-        _flush_to_disk(descriptor)
-        temporary.replace(target)
-        _flush_folder(target.parent)
-    finally:
-        os.close(descriptor)
-        temporary.unlink(missing_ok=True)
+    with writing_to(target):
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = Path(name)
+        try:
+            temporary.chmod(0o666 & ~_umask())
+            yield temporary
+            _flush_to_disk(descriptor)
+            temporary.replace(target)
+            _flush_folder(target.parent)
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -427,16 +440,19 @@ def writing_folder(folder: str | Path) -> Iterator[Path]:
     For what changes later: anything else is a saved folder, and written by `save_folder`.
     """
     target = Path(os.path.realpath(folder))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        temporary.chmod(0o777 & ~_umask())
-        yield temporary
-        _flush_folder(temporary)
-        temporary.rename(target)
-        _flush_folder(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writing_to(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            temporary.chmod(0o777 & ~_umask())
+            yield temporary
+            _flush_folder(temporary)
+            temporary.rename(target)
+            _flush_folder(target.parent)
+        except StorageError as error:  # of something in it, whose name nobody knows
+            raise StorageError(str(error).replace(str(temporary), str(target))) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
@@ -475,4 +491,7 @@ def _umask() -> int:
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][-1])  # of all files that were not copied, the first
+    # Arrow's errors have a text of their own where the system's is shorter.
+    return os.strerror(error.errno) if error.errno else str(error)

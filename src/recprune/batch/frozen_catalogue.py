@@ -16,7 +16,7 @@ from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommender
-from recprune.storage import read_manifest
+from recprune.storage import read_manifest, writing_to
 from recprune.types import Json
 
 
@@ -50,12 +50,16 @@ class FrozenCatalogue:
     ) -> FrozenCatalogue:
         """Copy a live index, or take the copy of an earlier run that was stopped."""
         if not is_live(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            with writing_to(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
             begun = folder.with_name(f"{folder.name}.begun")
             shutil.rmtree(begun, ignore_errors=True)
-            with LiveIndex.open(live) as index, index.held():
-                shutil.copytree(index.folder, begun, copy_function=_linked)
-            begun.rename(folder)
+            try:
+                with writing_to(folder), LiveIndex.open(live) as index, index.held():
+                    shutil.copytree(index.folder, begun, copy_function=_linked)
+                    begun.rename(folder)
+            finally:
+                shutil.rmtree(begun, ignore_errors=True)
         with LiveIndex.open(folder) as copy:
             checksum = None
             if attributes is not None:

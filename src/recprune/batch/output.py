@@ -178,10 +178,7 @@ def _entry(folder: Path, report: PartReport) -> Json:
 
 
 def _write_json(path: Path, value: Json) -> None:
-    try:
-        with writing_file(path) as temporary:
-            temporary.write_text(
-                json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error}") from None
+    with writing_file(path) as temporary:
+        temporary.write_text(
+            json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )

@@ -114,7 +114,7 @@ class PartWriter:
                 # Before the part itself is there: without a checksum it would be made again.
                 with writing_file(self._out / note_name(part)) as note:
                     note.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
-        except (OSError, pa.ArrowException) as error:
+        except pa.ArrowException as error:
             raise StorageError(f"{path}: cannot be written: {error}") from None
         popular = int(table.column("by_popularity").to_numpy().sum())
         seconds["io"] = time.perf_counter() - begun - sum(seconds.values())  # all the rest

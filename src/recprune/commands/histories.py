@@ -86,7 +86,7 @@ def write_histories(log: Interactions, out: str, most: int, progress: Progress) 
                     pa.array([times for _, times in rows], schema.field(2).type),
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
-    except (OSError, pa.ArrowException) as error:
+    except pa.ArrowException as error:
         raise StorageError(f"{out}: cannot be written: {error}") from None
 
 

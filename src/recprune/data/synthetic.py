@@ -139,19 +139,16 @@ def write_synthetic_log(
         "timestamp": log.times,
     }
     schema = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "timestamp": pa.int64()})
-    try:
-        with (
-            writing_file(target) as temporary,
-            pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
-        ):
-            for start in range(0, len(log.times), _ROWS_PER_GROUP):
-                progress(f"writing row {start:,} of {len(log.times):,}")
-                part = slice(start, start + _ROWS_PER_GROUP)
-                writer.write_table(
-                    pa.table({name: column[part] for name, column in columns.items()}, schema)
-                )
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
+    with (
+        writing_file(target) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        for start in range(0, len(log.times), _ROWS_PER_GROUP):
+            progress(f"writing row {start:,} of {len(log.times):,}")
+            part = slice(start, start + _ROWS_PER_GROUP)
+            writer.write_table(
+                pa.table({name: column[part] for name, column in columns.items()}, schema)
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,11 +57,8 @@ def begin_log(folder: Path, identity: str, tip: Tip) -> Tip:
     number = tip.log + 1
     head = _HEAD.pack(_MAGIC, bytes.fromhex(identity), tip.sequence, tip.chain)
     path = log_path(folder, number)
-    try:
-        with writing_file(path) as temporary:
-            temporary.write_bytes(head + _CHECKSUM.pack(zlib.crc32(head)))
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing_file(path) as temporary:
+        temporary.write_bytes(head + _CHECKSUM.pack(zlib.crc32(head)))
     return Tip(number, HEAD_BYTES, tip.sequence, tip.chain)
 
 

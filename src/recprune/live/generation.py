@@ -110,11 +110,8 @@ def name_current(folder: Path, number: int) -> None:
     content: Json = {"generation": number}
     content["sha256"] = json_checksum(content)
     path = folder / CURRENT
-    try:
-        with writing_file(path) as temporary:
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with writing_file(path) as temporary:
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def sweep(folder: Path, kept: list[Generation]) -> None:

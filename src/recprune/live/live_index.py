@@ -189,11 +189,8 @@ class LiveIndex:
             checked_names(item_ids, id_kind, len(checked)),
         )
         segment = build_segment(items, embeddings, layout, checked_threads(threads))
-        try:
-            with writing_folder(target) as place:
-                generation = _begin(place, segment, id_kind, made_from)
-        except OSError as error:
-            raise StorageError(f"{target}: cannot be written: {error.strerror or error}") from None
+        with writing_folder(target) as place:
+            generation = _begin(place, segment, id_kind, made_from)
         return cls(target, generation)._followed()
 
     @classmethod

@@ -24,6 +24,7 @@ from recprune.preparation.holdout import Holdout, Targets, temporal_holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender.making import from_model
 from recprune.recommender.recommender import Recommender
+from recprune.storage import writing_file, writing_to
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, StorageError, random_generator
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ class Beginning:
         ndcg = begin_with(self.prepared, self.settings, place, self.weights, moments, device=device)
         noted = same | {"kept_moments": bool(moments), "ndcg": ndcg}
         # Last: without it, all of the above is done again.
-        beginning.write_text(json.dumps(noted), encoding="utf-8")
+        with writing_file(beginning) as temporary:
+            temporary.write_text(json.dumps(noted), encoding="utf-8")
         return bool(moments), ndcg
 
     def _moments(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -260,8 +262,10 @@ def _emptied(place: Path) -> Path:
         if not beginning.exists() and (not place.is_dir() or any(place.iterdir())):
             raise InputError(f"{place}: holds something else than a refresh: take another folder")
         shutil.rmtree(place)
-    place.mkdir(parents=True)
-    beginning.write_text("{}", encoding="utf-8")  # from now on it is one
+    with writing_to(place):
+        place.mkdir(parents=True)
+    with writing_file(beginning) as temporary:
+        temporary.write_text("{}", encoding="utf-8")  # from now on it is one
     return beginning
 
 

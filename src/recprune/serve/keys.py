@@ -166,12 +166,9 @@ def _checked(entry: dict[str, Any]) -> StoredKey:
 
 def _write(path: Path, keys: list[StoredKey]) -> None:
     text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2, ensure_ascii=False)
-    try:
-        with writing_file(path) as temporary:
-            temporary.chmod(0o600)
-            temporary.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from None
+    with writing_file(path) as temporary:
+        temporary.chmod(0o600)
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def _hash(key: str) -> str:

@@ -36,7 +36,7 @@ from recprune.models.settings import Settings
 from recprune.models.touched_rows import TouchedRows
 from recprune.preparation.codebook import assign_random
 from recprune.preparation.prepared import Prepared
-from recprune.storage import MANIFEST, writing_file
+from recprune.storage import MANIFEST, writing_file, writing_to
 from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
@@ -413,7 +413,8 @@ class _Training:
 
     def _first_state(self, resume: bool) -> State:
         """Return the state of the checkpoint, loaded into model and optimiser, or a fresh one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing_to(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         checkpoint = self.folder / CHECKPOINT
         if resume:
             state = load_checkpoint(checkpoint, self.settings, self.checksum, self._fit_stage)
@@ -549,7 +550,7 @@ def _keep_lines(path: Path, epochs: int) -> None:
 
 
 def _append_line(path: Path, report: EpochReport) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with writing_to(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(report)) + "\n")
 
 

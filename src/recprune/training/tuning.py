@@ -11,14 +11,15 @@ import csv
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recprune.models.settings import Settings
 from recprune.preparation.prepared import Prepared
-from recprune.storage import writing_file
+from recprune.storage import writing_file, writing_to
 from recprune.training.checkpoint import CHECKPOINT, MODEL
 from recprune.training.loop import EpochReport, find_device, train
 from recprune.training.stages import training_is_over
@@ -102,20 +103,21 @@ def tune(
     find_device(device)  # complains before anything is written
     ends_at = time.monotonic() + max_seconds
     tuning = _Tuning(prepared, settings, Path(out), space, resume, startup_trials)
-    while tuning.num_finished() < trials:
-        trial = tuning.next_trial()
-        if trial is None:
-            break
-        try:
-            tuning.run(trial, device, ends_at, on_epoch)
-        except InterruptedWorkError as error:
+    with _writing_to_study(Path(out) / STUDY):
+        while tuning.num_finished() < trials:
+            trial = tuning.next_trial()
+            if trial is None:
+                break
+            try:
+                tuning.run(trial, device, ends_at, on_epoch)
+            except InterruptedWorkError as error:
+                tuning.write()
+                raise InterruptedWorkError(f"trial {trial.number} was {error}") from None
             tuning.write()
-            raise InterruptedWorkError(f"trial {trial.number} was {error}") from None
-        tuning.write()
-        on_trial(tuning.report(trial.number))
-        tuning.refuse_endless_failures()
-        if time.monotonic() >= ends_at:
-            break
+            on_trial(tuning.report(trial.number))
+            tuning.refuse_endless_failures()
+            if time.monotonic() >= ends_at:
+                break
     return tuning.reports()
 
 
@@ -246,6 +248,21 @@ def trial_folder(out: str | Path, number: int) -> Path:
     return Path(out) / TRIALS / f"{number:04}"
 
 
+@contextmanager
+def _writing_to_study(path: Path) -> Iterator[None]:
+    """Have what SQLite cannot keep end in an error that names the file."""
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise StorageError(f"{path}: cannot be written: {_reason_of(error)}") from None
+
+
+def _reason_of(error: Exception) -> str:
+    """Return what SQLite said, without what the layers above it add."""
+    found = error.__cause__ or error
+    return str(getattr(found, "orig", found)).splitlines()[0]
+
+
 def _open_study(
     folder: Path, about: Json, resume: bool, seed: int, startup_trials: int
 ) -> optuna.Study:
@@ -255,7 +272,8 @@ def _open_study(
         raise InputError(f"{folder}: holds no tuning to go on with")
     if path.exists() and not resume:
         raise InputError(f"{folder}: holds a tuning already: go on with --resume, or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sqlalchemy.URL.create("sqlite", database=str(path))
     try:
@@ -272,6 +290,9 @@ def _open_study(
             load_if_exists=True,
         )
     except (optuna.exceptions.OptunaError, sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
+        if not resume:
+            path.unlink(missing_ok=True)  # it would be taken for a tuning to go on with
+            raise StorageError(f"{path}: cannot be written: {_reason_of(error)}") from None
         raise StorageError(f"{path}: not a study: {str(error).splitlines()[0]}") from None
     # Drawn anew in each run, so that one that goes on does not repeat its draws.
     study.sampler = optuna.samplers.TPESampler(seed=(seed + len(study.trials)) % 2**32)
