@@ -200,7 +200,7 @@ def arrays(tmp_path: Path) -> Path:
 
 
 def test_an_index_is_built_described_and_searched(
-    arrays: Path, capsys: pytest.CaptureFixture[str]
+    arrays: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = str(arrays / "index")
     files = [str(arrays / "codes.npy"), str(arrays / "embeddings.npy")]
@@ -217,8 +217,16 @@ def test_an_index_is_built_described_and_searched(
         answers[method] = [json.loads(line)["ids"] for line in lines]
     assert answers["auto"] == answers["pqtopk"]
     assert len(answers["auto"]) == 3
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["search", out, str(arrays / "queries.npy")]) == 0
-    assert capsys.readouterr().out.count("\n") == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[0] for line in lines if line[0] != " "] == ["0", "1", "2"]
+    assert sum(line.count(":") for line in lines) == 30
+    assert max(map(len, lines)) <= 80
+    assert main(["index", "info", out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "parts            " in "".join(lines)
     arguments = ["search", out, queries, "-k", "5", "--json"]
     assert main([*arguments, "--boosts", "7=1e6,3=2e6"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -300,7 +308,7 @@ def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Pa
         (["index", "build", "codes.npy", "nowhere.npy", "--out", "x"], "nowhere.npy: no such file"),
         (
             ["index", "build", "text.npy", "embeddings.npy", "--out", "x"],
-            "text.npy: not a readable .npy",
+            "text.npy: not a readable .npy file: it does not begin like one",
         ),
         (["index", "build", "queries.npy", "embeddings.npy", "--out", "x"], "codes is float32"),
         (["index", "info", "codes.npy"], "not a saved index"),

@@ -106,6 +106,7 @@ def test_every_command_is_listed() -> None:
         "answer_options",
         "codebook_options",
         "console",
+        "folded",
         "live_actions",
         "log_options",
         "settings_options",

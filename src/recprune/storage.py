@@ -145,7 +145,8 @@ def _open_folder(source: Path, kind: str) -> int:
     try:
         return open_folder(source)
     except (FileNotFoundError, NotADirectoryError):
-        raise StorageError(f"{source}: not a saved {kind}: no such folder") from None
+        why = "it is a file" if source.is_file() else "no such folder"
+        raise StorageError(f"{source}: not a saved {kind}: {why}") from None
     except OSError as error:
         raise StorageError(f"{source}: cannot be read: {_reason(error)}") from None
 
@@ -378,8 +379,12 @@ def read_npy(path: str) -> NDArray[Any]:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: not a readable .npy file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
+    except (ValueError, EOFError) as error:
+        # NumPy takes whatever begins otherwise for a pickle, and says how to load that.
+        why = "it does not begin like one" if "pickle" in str(error) else str(error)
+        raise InputError(f"{path}: not a readable .npy file: {why}") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path}: holds several arrays, expected one .npy")
     return array
@@ -491,6 +496,8 @@ def _umask() -> int:
 
 
 def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError):  # where a folder was to be made
+        return "a file is in the way"
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         return str(error.args[0][0][-1])  # of all files that were not copied, the first
     # Arrow's errors have a text of their own where the system's is shorter.

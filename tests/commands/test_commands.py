@@ -74,7 +74,13 @@ def other(shop: Shop) -> str:
         (["recommend", "nowhere", "--history", ""], "nowhere: not a saved recommender"),
         (["recommend", "PREPARED", "--history", ""], "holds a saved prepared log, not a recommen"),
         (["recommend", "RECOMMENDER", "--histories", "nowhere.txt"], "nowhere.txt: no such file"),
-        (["recommend", "RECOMMENDER", "--histories", "."], "Is a directory"),
+        (["recommend", "RECOMMENDER", "--histories", "."], ".: is a folder, expected a file"),
+        (["histories", "LOG", "--out", "LOG"], "log.csv: is the log itself"),
+        (
+            ["export", "PREPARED", "MODEL", "--out", "LOG/x"],
+            "x: cannot be written: a file is in the way",
+        ),
+        (["recommend", "LOG", "--history", ""], "log.csv: not a saved recommender: it is a file"),
         (["recommend", "RECOMMENDER", "--history", "tea5", "-k", "-1"], "k is -1"),
         (["recommend", "RECOMMENDER", "--history", "", "-k", "-1"], "k is -1"),
         (["recommend", "RECOMMENDER", "--history", "", "-k", "1000000000"], "expected 1 to 65596"),
@@ -97,6 +103,8 @@ def test_mistakes_end_with_a_message_and_leave_nothing(
         "MODEL": shop.model,
         "RECOMMENDER": shop.recommender,
         "OTHER": other,
+        "LOG": str(shop.folder / "log.csv"),
+        "LOG/x": str(shop.folder / "log.csv" / "x"),
     }
     monkeypatch.chdir(tmp_path)
     assert main([places.get(word, word) for word in words]) == 2

@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     if parsed.most < 1:
         raise InputError(f"--most is {parsed.most}, expected at least 1")
+    if parsed.out is not None and os.path.realpath(parsed.out) == os.path.realpath(parsed.log):
+        raise InputError(f"{parsed.out}: is the log itself, which would be gone")
     log = read_log(parsed)
     with showing_progress("histories") as progress:
         if parsed.out is not None:

@@ -228,6 +228,8 @@ def _read(recommender: Recommender, path: str) -> Iterator[list[ExternalId]]:
             yield from _histories(recommender, file, path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, expected a file of histories") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text in UTF-8: {error}") from None
 

@@ -211,8 +211,10 @@ def _show(found: Refreshed) -> None:
 def _read_key(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text in UTF-8: {error}") from None
 
 
 def _reload(url: str, key: str | None) -> str:
