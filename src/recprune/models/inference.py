@@ -132,14 +132,14 @@ def open_session(model: bytes, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Weights of 8 bits are multiplied as such (4), not turned into numbers of 32 bits first.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
-    # A model says where files with its weights are, if it has any: not where this process happens
-    # to be, and a folder of a stranger's names no files of ours. This one never has any.
+    # Weights that a model keeps in other files would be looked for where this process happens to
+    # be, so that a stranger's model could have files of ours: they are looked for in no folder.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", os.devnull
     )
     try:
         # Without a fallback, which would print and try the same once more.
-        return onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             model,
             options,
             providers=["CPUExecutionProvider"],
@@ -147,11 +147,16 @@ def open_session(model: bytes, threads: int) -> Any:
             # The fused operator takes longer than addition and normalisation.
             disabled_optimizers=["SkipLayerNormFusion"],
         )
+        # Names that are not UTF-8 raise here, and not where they are first asked for.
+        for value in (*session.get_inputs(), *session.get_outputs()):
+            value.name, value.type, value.shape  # noqa: B018
+        session.get_modelmeta().custom_metadata_map  # noqa: B018
     except Exception as error:  # ONNX Runtime's own have no other base
         advice = ""
         if "external" in str(error).lower():
             advice = " (its weights have to be inside: torch.onnx.export(…, external_data=False))"
         raise StorageError(f"the encoder is not a usable ONNX model{advice}: {error}") from None
+    return session
 
 
 class OnnxEncoder:
