@@ -115,7 +115,9 @@ def test_everything_else_needs_a_key_too(
     assert service.client.get(path, headers=bearer(given["ask"])).status_code == expected
 
 
-@pytest.mark.parametrize("path", ["/", "/page/page.css", "/healthz", "/readyz", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/page/page.css", "/healthz", "/readyz", "/openapi.json"]
+)
 def test_what_tells_nothing_is_open(service: Service, path: str) -> None:
     assert service.client.get(path).status_code == 200
 

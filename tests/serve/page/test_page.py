@@ -100,7 +100,9 @@ def open_page(browser: Browser) -> Iterator[Open]:
         if not request.url.startswith((url, "data:")):
             complaints.append(f"asked for {request.url}")
 
-    def opened(server: Service, *, width: int = 1180, scheme: Any = "light") -> Page:
+    def opened(
+        server: Service, path: str = "/", *, width: int = 1180, scheme: Any = "light"
+    ) -> Page:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, base_url=server.url
         )
@@ -110,7 +112,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", heard)
         page.on("request", lambda request: asked(request, server.url))
-        page.goto("/")
+        page.goto(path)
         return page
 
     yield opened
@@ -694,3 +696,60 @@ def test_ids_with_more_digits_than_a_number_keeps(
         assert [row[1] for row in table(page, "best")] == [
             f"item {item['item']}" for item in expected
         ]
+
+
+# The routes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1180, "dark")])
+def test_all_routes_are_described_without_anything_from_elsewhere(
+    server: Service, open_page: Open, width: int, scheme: str
+) -> None:
+    page = open_page(server, "/docs", width=width, scheme=scheme)
+    described = server.client.get("/openapi.json").json()
+    routes = [
+        f"{verb.upper()}{path}" for path, verbs in described["paths"].items() for verb in verbs
+    ]
+    expect(page.locator(".route h2")).to_have_text(routes)
+    shapes = described["components"]["schemas"]
+    expect(page.locator(".shape h3")).to_have_text(sorted(shapes))
+    for name, shape in shapes.items():
+        fields = page.locator(f"#shape-{name} tbody th code")
+        expect(fields).to_have_text(list(shape["properties"]))
+    k = page.locator("#POST-recommend .fields tr", has=page.get_by_text("k", exact=True))
+    expect(k).to_contain_text("at least 1, default 10")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    take_screenshot(page, f"routes-{scheme}-{width}", full_page=False)
+
+
+def test_a_route_is_tried(server: Service, open_page: Open) -> None:
+    page = open_page(server, "/docs#GET-items")
+    form = page.locator("#POST-recommend .try")
+    form.locator("summary").click()
+    asked = {"history": [BANANAS, YOGURT], "k": 3}
+    form.get_by_label("Body").fill(json.dumps(asked))
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_role("status")).to_contain_text("200 OK")
+    answer = json.loads(form.get_by_role("status").inner_text().removeprefix("200 OK\n"))
+    assert answer["answers"][0]["items"] == server.recommend(**asked)["items"]
+    form = page.locator("#GET-items-item .try")
+    form.locator("summary").click()
+    form.get_by_label("item").fill("no such/item")
+    form.get_by_role("button", name="Send").click()
+    expect(form.get_by_role("status")).to_contain_text("404")
+    expect(form.get_by_role("status")).to_contain_text("no such item in the catalogue")
+
+
+def test_routes_of_a_service_with_keys_are_tried_with_one(
+    grocery: Path, tmp_path: Path, open_page: Open
+) -> None:
+    key = add_key(tmp_path / "keys.json", "page", "ask")
+    with serving(grocery / "recommender", "--keys", tmp_path / "keys.json") as running:
+        page = open_page(running, "/docs")
+        form = page.locator("#POST-recommend .try")
+        form.locator("summary").click()
+        form.get_by_role("button", name="Send").click()
+        expect(form.get_by_role("status")).to_contain_text("401")
+        page.get_by_label("API key").fill(key)
+        form.get_by_role("button", name="Send").click()
+        expect(form.get_by_role("status")).to_contain_text("200 OK")

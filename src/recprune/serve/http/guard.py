@@ -19,7 +19,7 @@ with needs_extra("serve"):
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Without a key, as is `/page/`.
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 _ITEMS = "/items"
 # Posted to, so many at a time; they alone have a body.
 _LIMITED_PATHS = ("/recommend", "/search", "/events", _ITEMS)

@@ -389,6 +389,10 @@ def _add_page(app: FastAPI) -> None:
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", media_type="text/html")
 
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(_PAGE / "docs.html", media_type="text/html")
+
     app.mount("/page", StaticFiles(directory=_PAGE), name="page")
 
 

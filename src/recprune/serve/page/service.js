@@ -65,6 +65,17 @@ async function problemOf(response) {
   return new Problem(title, message, response.status);
 }
 
+export const describe = () => ask("openapi.json");
+
+// Returns what is answered as it comes, errors too.
+export async function send(method, path, body = undefined) {
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const signal = AbortSignal.timeout(PATIENCE);
+  const response = await fetch(path, { method, headers, body, signal });
+  return { status: `${response.status} ${response.statusText}`.trim(), text: await response.text() };
+}
+
 export const readiness = () => ask("readyz");
 
 export const findItems = async (text, signal) =>
