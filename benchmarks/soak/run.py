@@ -102,6 +102,7 @@ class Soak:
         self._refresh_s = 5.0  # what one took
         # Held while the service is started anew, or folders are written by other processes.
         self.is_up = threading.Lock()
+        self._is_starting = threading.Lock()  # a service whose first worker is killed gives up
 
     # What happens ----------------------------------------------------------------------------------
 
@@ -115,13 +116,14 @@ class Soak:
         ]
 
     def _kill_worker(self, rng: random.Random) -> None:
-        workers = self.service.workers
-        if workers:
-            with suppress(ProcessLookupError):
-                os.kill(rng.choice(workers), signal.SIGKILL)
+        with self._is_starting:
+            workers = self.service.workers
+            if workers:
+                with suppress(ProcessLookupError):
+                    os.kill(rng.choice(workers), signal.SIGKILL)
 
     def _kill_service(self, _: random.Random) -> None:
-        with self.is_up:
+        with self.is_up, self._is_starting:
             self.service.kill_all()
             self.service.start()
 
@@ -243,7 +245,7 @@ class Soak:
         try:
             while not self.end.wait(who.pause_s):
                 who.act(client, rng)
-        except Exception:
+        except (Exception, SystemExit):  # the latter of a service that does not start
             self.seen.failed.append(traceback.format_exc())
             self.end.set()
         finally:
@@ -255,7 +257,7 @@ class Soak:
             while not self.end.wait(rng.uniform(trouble.least_s, trouble.most_s)):
                 trouble.strike(rng)
                 self.seen.counts[trouble.name] += 1
-        except Exception:
+        except (Exception, SystemExit):
             self.seen.failed.append(traceback.format_exc())
             self.end.set()
 
