@@ -27,6 +27,7 @@ from recprune.types import (
     InterruptedWorkError,
     Json,
     StorageError,
+    with_article,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def from_encoder(
 ) -> Recommender:
     """Put an encoder from elsewhere together with its items: see `Recommender.from_encoder`."""
     if not isinstance(index, Index):
-        raise InputError(f"index is a {type(index).__name__}, expected an Index")
+        raise InputError(f"index is {with_article(type(index).__name__)}, expected an Index")
     form = PaddedForm(checked_count(length, "length"), checked_count(padding, "padding"), pad_side)
     count = index.num_items
     if not 0 <= checked_count(first_item, "first_item") <= 2**31 - count:
@@ -208,11 +209,14 @@ def _foreign_encoder(
         return ForeignEncoder.of_onnx(encoder, form, numbers, width, threads)
     if not isinstance(encoder, str | Path):
         expected = "an ONNX model, as a path or bytes, or a function"
-        raise InputError(f"encoder is a {type(encoder).__name__}, expected {expected}")
+        given = with_article(type(encoder).__name__)
+        raise InputError(f"encoder is {given}, expected {expected}")
     try:
         model = Path(encoder).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{encoder}: no such file") from None
     except OSError as error:
-        raise InputError(f"{encoder}: {error.strerror}") from None
+        raise InputError(f"{encoder}: cannot be read: {error.strerror}") from None
     try:
         return ForeignEncoder.of_onnx(model, form, numbers, width, threads)
     except (InputError, StorageError) as error:
