@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 # Every extra that is used at run time; those left out are sums of these and what demos download.
-EXTRAS = ("data", "train", "tune", "onnx", "ray", "serve", "bench")
+EXTRAS = ("data", "train", "tune", "baselines", "tensorboard", "onnx", "ray", "serve", "bench")
 # What the tests below need beside them, as it was tested: their versions are no promise.
 TOOLS = ("httpx", "hypothesis", "ir-measures", "pytest", "pytest-xdist", "schemathesis")
 # What calls into those packages, and is not slow: neither the page nor long trainings.
@@ -27,6 +27,7 @@ TESTS = (
     "tests/models",
     "tests/search/test_saved_index.py",
     "tests/live",
+    "tests/training/test_event_files.py",
     "tests/training/test_tensors.py",
     "tests/training/test_tuning.py",
     "tests/experiments/peers",
