@@ -61,7 +61,7 @@ class Saved:
     def check(self, *, kind: str, version: int, oldest: int | None = None, source: str) -> None:
         """Refuse anything but this kind, in this format version or one from `oldest` on."""
         if self.kind != kind:
-            raise StorageError(f"{source}: holds a saved {self.kind}, not {with_article(kind)}")
+            raise StorageError(f"{source}: holds a saved {self.kind}, not {_one(kind)}")
         known = range(version if oldest is None else oldest, version + 1)
         if type(self.version) is not int or self.version not in known:
             raise StorageError(
@@ -404,7 +404,7 @@ def check_target(folder: str | Path, *, kind: str) -> None:
     if found != kind:
         what = f"a saved {found}" if found is not None else "something else"
         raise StorageError(
-            f"{target}: already exists and is {what}, not {with_article(kind)}; not overwritten"
+            f"{target}: already exists and is {what}, not {_one(kind)}; not overwritten"
         )
 
 
@@ -493,6 +493,10 @@ def _umask() -> int:
     current = os.umask(0o022)
     os.umask(current)
     return current
+
+
+def _one(kind: str) -> str:
+    return kind if kind.endswith("s") else with_article(kind)  # "attributes" are several
 
 
 def _reason(error: OSError) -> str:

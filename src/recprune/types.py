@@ -41,9 +41,7 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 def with_article(noun: str) -> str:
-    """Return "a codebook", "an index", or "attributes": for what is named by its kind or type."""
-    if noun.endswith("s"):
-        return noun
+    """Return "a codebook" or "an index"."""
     return f"an {noun}" if noun[0].lower() in "aeio" else f"a {noun}"  # a uint8
 
 

@@ -73,6 +73,8 @@ def test_columns_are_named_as_for_files() -> None:
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(InputError, match="the log is an int, expected a path, a frame of pandas"):
         read_interactions(17)
+    with pytest.raises(InputError, match="the log is a Series, expected"):
+        read_interactions(pd.Series([1, 2]))
     mixed = pd.DataFrame({"user_id": [1, "b"], "item_id": [1, 2], "timestamp": [1, 2]})
     with pytest.raises(InputError, match="the log cannot be read: .*user_id"):
         read_interactions(mixed)
