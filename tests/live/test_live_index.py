@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
 from recprune._native import instruction_sets
 from recprune.live import division, merging
+from recprune.live.live_index import ChangedItemError
 from recprune.search import reference
 from recprune.search.question import Searchable
 from tests.support.live_cases import Shop, check_snapshot
@@ -361,6 +362,43 @@ def test_an_item_is_put_once_and_then_replaced_if_that_is_said(tmp_path: Path) -
         nameless.put([1], codes[:1])
 
 
+def test_an_item_is_put_only_if_it_is_what_it_is_expected_to_be(tmp_path: Path) -> None:
+    with Shop(tmp_path / "shop", np.random.default_rng(2), ids="strings", num_items=3).live as live:
+        names = live.external_ids([0, 1])
+        first, second = live.snapshot().item_codes([0, 1])
+        other = (first + 1) % live.num_sub_items
+        threefold = np.array([other] * 3)
+        before = live.snapshot()
+        cases: list[tuple[list[Any], int]] = [
+            ([None, None, second], 0),  # it is there
+            ([first, None, other], 2),  # has another code
+            ([first, second, second], 1),  # is not there
+        ]
+        for expected, place in cases:
+            with pytest.raises(ChangedItemError, match=rf"item_ids\[{place}\] is") as error:
+                live.put([names[0], "new", names[1]], threefold, replace=True, expected=expected)
+            assert error.value.external_id == [names[0], "new", names[1]][place]
+        with pytest.raises(InputError, match="expected has 1 codes for 2 items"):
+            live.put(names, threefold[:2], replace=True, expected=[None])
+        assert live.snapshot() is before
+        as_it_is = [first, None, second]
+        live.put([names[0], "new", names[1]], threefold, replace=True, expected=as_it_is)
+        assert live.snapshot().item_codes([0, 1, 3]).tolist() == threefold.tolist()
+
+
+def test_what_others_change_while_an_item_is_put_is_seen(tmp_path: Path) -> None:
+    """It is compared when nobody else can change it any more, by what is on the disk."""
+    with Shop(tmp_path / "shop", np.random.default_rng(2), ids="strings", num_items=3).live as live:
+        name: Any = live.external_ids([1])[0]
+        code = live.snapshot().item_codes([1])
+        live._stop_following()  # it does not know what others do
+        with LiveIndex.open(live.folder) as elsewhere:
+            elsewhere.remove([1])
+        with pytest.raises(ChangedItemError):
+            live.put([name], code, replace=True, expected=[code[0]])
+        assert live.find([name]).tolist() == [-1]
+
+
 @pytest.mark.parametrize("made_from", [None, "0f" * 32])
 def test_what_it_was_made_from_stays_known(tmp_path: Path, made_from: str | None) -> None:
     rng = np.random.default_rng(3)
@@ -371,6 +409,15 @@ def test_what_it_was_made_from_stays_known(tmp_path: Path, made_from: str | None
         live.compact().result()
     with LiveIndex.open(tmp_path / "shop") as live:
         assert live.made_from == made_from
+        assert live.origin == live.identity
+    with LiveIndex.create(tmp_path / "next", codes, vectors, origin=live.origin) as following:
+        following.add(codes)
+        following.compact().result()
+    with LiveIndex.open(tmp_path / "next") as following:
+        assert following.identity != live.identity
+        assert following.origin == live.identity
+    with pytest.raises(InputError, match="origin is 'x', expected 32 hexadecimal digits"):
+        LiveIndex.create(tmp_path / "other", codes, vectors, origin="x")
     if made_from is None:
         with pytest.raises(InputError, match="made_from is 'x', expected 64 hexadecimal digits"):
             LiveIndex.create(tmp_path / "other", codes, vectors, made_from="x")

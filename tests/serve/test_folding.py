@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,8 +16,14 @@ import pytest
 
 from recprune import LiveIndex, Recommender
 from recprune.cli import main
+from recprune.recommender.swapping import Succession
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.engine.engine import load_engine
+from recprune.serve.folding.folding import Folding
 from recprune.serve.folding.takers import NEVER, Takers
 from recprune.serve.histories.histories import Event, open_histories
+from recprune.serve.prometheus import Metrics
+from recprune.types import StorageError
 from tests.support.serving import (
     HISTORY,
     Service,
@@ -175,8 +182,8 @@ def test_a_worker_that_was_killed_while_it_put_an_item(
     with Takers(tmp_path / "live-takers.db", first=FIRST, most=100) as takers:
         takers.note([("hat", f"user {user}") for user in range(FIRST)])
         with LiveIndex.open(live) as opened:
-            takers.begin(opened.identity)
-            takers.intend("hat", code.tobytes())
+            takers.begin(opened.identity, opened.origin)
+            takers.intend("hat", None, code.tobytes())
             if was_put:
                 opened.put(["hat"], code[None])
     with serving(place / "recommender", *options(live, tmp_path)) as service:
@@ -225,6 +232,162 @@ def test_it_needs_a_live_index(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert "give --fold-in or --ray" in capsys.readouterr().err
 
 
+# The thread by itself, when something happens beside it ------------------------------------------
+
+
+class Worker:
+    """What a worker folds in with, in this process."""
+
+    def __init__(self, recommender: Path, live: Path, place: Path) -> None:
+        self.settings = ServeSettings(folder=recommender, live=live)
+        self.engine = load_engine(self.settings)
+        self.histories = open_histories(f"sqlite:///{place / 'histories.db'}", 100)
+        self.metrics = Metrics()
+        self.folding = Folding(live, FIRST, lambda: self.engine, self.histories, self.metrics)
+
+    @property
+    def live(self) -> LiveIndex:
+        assert self.engine.live is not None
+        return self.engine.live
+
+    def take(self, item: str, users: range, history: list[str] = HISTORY) -> None:
+        for user in users:
+            events = [
+                Event(f"user {user}", one, 1_500_000_000.0 + step)
+                for step, one in enumerate([*history, item])
+            ]
+            self.histories.append(events)
+            self.folding.note(events)
+
+    def wait(self, **outcomes: int) -> None:
+        """Wait for counts of outcomes."""
+
+        def are_there() -> bool:
+            text = self.metrics.text().decode()
+            return all(
+                f'recprune_folded_items_total{{outcome="{name}"}} {count}.0\n' in text
+                for name, count in outcomes.items()
+            )
+
+        wait_until(are_there, f"{outcomes} are counted")
+
+    def refresh(self, new: Recommender | None = None) -> None:
+        """Have another recommender take the place of the one that is served, and load that."""
+        served = self.engine.recommender
+        assert served is not None
+        old = Recommender.load(self.settings.folder)
+        Succession(self.settings.folder, self.live, None, False).swap(old, new or old)
+        before, self.engine = self.live, load_engine(self.settings)
+        assert before.identity != self.live.identity
+
+    def close(self) -> None:
+        self.folding.close()
+        self.engine.close()
+        self.histories.close()
+
+
+@pytest.fixture
+def worker(place: Path, live: Path, tmp_path: Path) -> Iterator[Worker]:
+    folder = shutil.copytree(place / "recommender", tmp_path / "recommender")
+    with closing(Worker(folder, live, tmp_path)) as worker:
+        yield worker
+
+
+def test_what_was_removed_does_not_come_back_with_a_refresh(worker: Worker) -> None:
+    worker.take("hat", range(FIRST))
+    worker.wait(added=1)
+    worker.live.remove(worker.live.find(["hat"]))
+    worker.refresh()
+    worker.wait(left=1)
+    assert worker.live.find(["hat"]).tolist() == [-1]
+
+
+def test_what_a_refresh_carries_along_goes_on(worker: Worker) -> None:
+    worker.take("hat", range(FIRST))
+    worker.wait(added=1)
+    worker.refresh()
+    worker.wait(replaced=1)  # by the states of the new model
+    worker.take("hat", range(FIRST, 2 * FIRST))
+    worker.wait(added=1, replaced=2)
+    worker.refresh()
+    worker.refresh()
+    worker.wait(added=1, replaced=3)
+
+
+@pytest.mark.parametrize("what", ["added", "changed", "removed"])
+def test_what_others_do_while_states_are_looked_up_stays(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what != "added":
+        worker.take("hat", range(FIRST))
+        worker.wait(added=1)
+    code = np.zeros((1, 8), np.uint8)
+    look_up = worker.histories.dated_history
+    is_done: list[bool] = []
+
+    def change(user: str) -> Any:
+        if not is_done:
+            is_done.append(True)
+            with LiveIndex.open(worker.live.folder) as elsewhere:
+                if what == "removed":
+                    elsewhere.remove(elsewhere.find(["hat"]))
+                else:
+                    elsewhere.put(["hat"], code, replace=True)
+        return look_up(user)
+
+    monkeypatch.setattr(worker.histories, "dated_history", change)
+    worker.take("hat", range(FIRST, 2 * FIRST))
+    worker.wait(left=1)
+    worker.live.refresh()
+    there = worker.live.find(["hat"])
+    assert (there[0] < 0) == (what == "removed")
+    if what != "removed":
+        assert worker.live.snapshot().item_codes(there).tolist() == code.tolist()
+
+
+@pytest.mark.parametrize("reached_it", [False, True])
+def test_a_put_that_fails_is_tried_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, reached_it: bool
+) -> None:
+    """Either code is ours: the one before, and the one that was about to be put."""
+    monkeypatch.setattr("recprune.serve.folding.folding._REST_S", 0.01)
+    worker.take("hat", range(FIRST))
+    worker.wait(added=1)
+    put = worker.live.put
+    failures = [1, 2]
+
+    def fail(*given: Any, **more: Any) -> Any:
+        if not failures:
+            return put(*given, **more)
+        failures.pop()
+        if reached_it:
+            put(*given, **more)
+        raise StorageError("no space left on device")
+
+    monkeypatch.setattr(worker.live, "put", fail)
+    worker.take("hat", range(FIRST, 2 * FIRST), ["tea é50", "tea é51"])
+    worker.wait(failed=2, replaced=1)
+    worker.take("hat", range(2 * FIRST, 4 * FIRST))
+    worker.wait(added=1, failed=2, replaced=2)
+
+
+def test_a_code_of_a_full_table_is_known_again_when_its_row_has_moved(tmp_path: Path) -> None:
+    old = save_recommender(tmp_path / "recommender", embedding="full")
+    new = save_recommender(tmp_path / "new", num_items=130, embedding="full")
+    moved = new.item_ids.find_all(old.item_ids.take(range(len(old.item_ids))))
+    old.make_live(tmp_path / "live").close()
+    with closing(Worker(tmp_path / "recommender", tmp_path / "live", tmp_path)) as worker:
+        for item in ("hat", "changed"):
+            worker.take(item, range(FIRST), ["tea é50", "tea é51", "tea é52"])
+        worker.wait(added=2)
+        numbers = worker.live.find(["hat", "changed"])
+        codes = worker.live.snapshot().item_codes(numbers)
+        assert moved[codes[0, 0]] != codes[0, 0]
+        worker.live.replace(numbers[1:], (codes[1:] + 1) % len(moved))
+        worker.refresh(new)
+        worker.wait(replaced=1, left=1)
+
+
 # The store of its own -----------------------------------------------------------------------------
 
 
@@ -235,15 +398,17 @@ def test_users_are_counted_once_and_in_order(tmp_path: Path) -> None:
         takers.note([("a", "y")])
         due = takers.due()
         assert due is not None
-        assert due == ("a", 2, 2, None, False)
+        assert due == ("a", 2, 2, None, None)
         takers.note([("a", user) for user in "zuvw"])
         assert takers.users("a") == ["x", "y", "z"]  # of each item, so many
-        takers.intend("a", b"\1\2")
-        takers.settle("a", 4, is_put=True)
+        takers.intend("a", None, b"\1\2")
+        assert takers.due() == ("a", 3, 2, None, b"\1\2")
+        takers.settle("a", 4, b"\1\2")
         assert takers.due() is None
-        takers.settle("a", 3, is_put=True)
-        assert takers.due() == ("a", 3, 3, b"\1\2", True)
-        takers.settle("a", NEVER, is_put=False)
+        takers.settle("a", 3, b"\1\2")
+        takers.intend("a", b"\1\2", b"\3\4")
+        assert takers.due() == ("a", 3, 3, b"\1\2", b"\3\4")
+        takers.settle("a", NEVER, None)
         assert takers.due() is None
         takers.forget("a")
         assert takers.users("a") == []

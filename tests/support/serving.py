@@ -43,12 +43,12 @@ def save_two_recommenders(place: Path) -> list[Path]:
 
 
 def save_recommender(
-    folder: Path, seed: int = 0, ids: str = "strings", **values: Any
+    folder: Path, seed: int = 0, ids: str = "strings", num_items: int = 90, **values: Any
 ) -> Recommender:
     """Save the recommender of a model that was never trained: it answers like any other."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    holdout = temporal_holdout(walks(60, 90, ids), validation_users=20)
+    holdout = temporal_holdout(walks(60, num_items, ids), validation_users=20)
     codebook = assign_random(holdout.train.num_items, num_splits=8, num_sub_items=16, seed=seed)
     prepared = prepare(holdout, codebook, {"holdout": "temporal", "seed": seed})
     settings = Settings().with_values(

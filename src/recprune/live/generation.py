@@ -47,6 +47,9 @@ class Generation:
     number: int
     identity: str  # of the catalogue, 32 hexadecimal digits
     made_from: str | None  # what tells the items and vectors that it began with; None: nothing said
+    # The identity of the first of the catalogues that took everything along, each from the one
+    # before; its own where it is the first.
+    origin: str
     snapshot: LiveSnapshot  # with an empty tail
     tip: Tip  # where the log begins
 
@@ -90,6 +93,7 @@ def write_generation(folder: Path, generation: Generation) -> None:
         "log": generation.tip.log,
         "id_kind": snapshot.id_kind,
         "made_from": generation.made_from,
+        "origin": generation.origin,
         "segments": [[at.segment.name, at.segment.sha256] for at in snapshot.segments],
     }
     is_divided = snapshot.division.num_shards > 1
@@ -251,7 +255,15 @@ def _load_generation(
     except StorageError as error:
         raise StorageError(f"{place}: {error}") from None
     tip = Tip(settings["log"], HEAD_BYTES, settings["sequence"], settings["chain"])
-    return Generation(number, settings["identity"], settings.get("made_from"), snapshot, tip)
+    identity = settings["identity"]
+    return Generation(
+        number,
+        identity,
+        settings.get("made_from"),
+        settings.get("origin", identity),
+        snapshot,
+        tip,
+    )
 
 
 def _checked_settings(settings: Json) -> Json:
@@ -264,8 +276,9 @@ def _checked_settings(settings: Json) -> Json:
     identity, id_kind, entries = (
         settings.get(name) for name in ("identity", "id_kind", "segments")
     )
-    if type(identity) is not str or not re.fullmatch(r"[0-9a-f]{32}", identity):
-        raise StorageError("identity is not of 32 hexadecimal digits")
+    for name in ("identity", "origin"):
+        if not is_identity(settings.get(name, identity)):
+            raise StorageError(f"{name} is not of 32 hexadecimal digits")
     made_from = settings.get("made_from")
     if made_from is not None and not is_checksum(made_from):
         raise StorageError("made_from is not of 64 hexadecimal digits")
@@ -354,6 +367,11 @@ def _snapshot_of(
 def is_checksum(value: object) -> bool:
     """Say whether something is a SHA-256 as it is written."""
     return type(value) is str and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+def is_identity(value: object) -> bool:
+    """Say whether something can be the identity of a catalogue."""
+    return type(value) is str and re.fullmatch(r"[0-9a-f]{32}", value) is not None
 
 
 def new_identity() -> str:

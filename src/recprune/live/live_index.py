@@ -52,6 +52,7 @@ from recprune.live.generation import (
     current_stamp,
     empty_tail,
     is_checksum,
+    is_identity,
     load_current,
     name_current,
     new_identity,
@@ -109,6 +110,18 @@ class KnownItemError(InputError):
         self.external_id = external_id
 
 
+class ChangedItemError(InputError):
+    """An item is not what whoever puts it expects it to be: somebody else has changed it."""
+
+    def __init__(self, place: int, external_id: ExternalId) -> None:
+        super().__init__(
+            f"item_ids[{place}] is {external_id!r}, which is not there as expected: others have "
+            "added, changed or removed it"
+        )
+        self.place = place  # among those that were to be put
+        self.external_id = external_id
+
+
 class MomentLostError(StorageError):
     """A moment that a catalogue was seen at, or never was, and cannot be seen at any more."""
 
@@ -129,6 +142,7 @@ class LiveIndex:
         self._verify = verify  # segments that others make are compared with their checksums
         self.identity = generation.identity  # tells this catalogue from all others
         self.made_from = generation.made_from  # what `create` was told
+        self.origin = generation.origin  # the same as before in one that took everything along
         self._shard = generation.snapshot.shard  # that alone is here; None: all
         self._moments = RecentMoments()  # of a shard
         self._generation = generation
@@ -165,6 +179,7 @@ class LiveIndex:
         item_bias: Float32Array | None = None,
         item_ids: Any = None,
         made_from: str | None = None,
+        origin: str | None = None,
         layout: Layout = "auto",
         threads: int = 1,
     ) -> LiveIndex:
@@ -173,13 +188,16 @@ class LiveIndex:
         The arguments are those of `Index.build`. With `item_bias` all items have one, those that
         are added later too. With `item_ids` all items have an external id: integers or strings.
         `made_from`, a SHA-256 in hexadecimal digits, is kept with the catalogue: what it was made
-        from can tell it by that.
+        from can tell it by that. `origin` is that of a catalogue of which everything is to come
+        along, before anybody uses this one.
         """
         target = Path(os.path.realpath(folder))
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise StorageError(f"{target}: already exists and is not empty; not overwritten")
         if made_from is not None and not is_checksum(made_from):
             raise InputError(f"made_from is {made_from!r}, expected 64 hexadecimal digits")
+        if origin is not None and not is_identity(origin):
+            raise InputError(f"origin is {origin!r}, expected 32 hexadecimal digits")
         checked, embeddings = checked_codes(codes, sub_item_embeddings)
         id_kind = given_kind(item_ids)
         items = Items(
@@ -190,7 +208,7 @@ class LiveIndex:
         )
         segment = build_segment(items, embeddings, layout, checked_threads(threads))
         with writing_folder(target) as place:
-            generation = _begin(place, segment, id_kind, made_from)
+            generation = _begin(place, segment, id_kind, made_from, origin)
         return cls(target, generation)._followed()
 
     @classmethod
@@ -311,12 +329,14 @@ class LiveIndex:
         item_bias: Sequence[float | None] | None = None,
         *,
         replace: bool = False,
+        expected: Sequence[CodeArray | None] | None = None,
     ) -> Int64Array:
         """Add items by their external ids, all of them or none, and return their numbers.
 
         With `replace`, those that are there get other codes, as `LiveIndex.replace` gives them, in
         the same change; without, one that is there is a `KnownItemError`. A bias that is None is 0
-        for a new item, and what it was for another.
+        for a new item, and what it was for another. `expected` are the codes that the items have
+        when this is done, None for one that is not there; else there is a `ChangedItemError`.
         """
 
         def make(snapshot: LiveSnapshot) -> Upsert:
@@ -328,6 +348,8 @@ class LiveIndex:
             if not replace:
                 _refuse_known(snapshot, names.tolist())
             numbers = snapshot.find(names.tolist())
+            if expected is not None:
+                _refuse_unexpected(snapshot, names.tolist(), numbers, expected)
             new = numbers < 0
             if first + int(new.sum()) >= MAX_ITEMS:
                 raise InputError(f"{count} items after {first}; there are numbers for {MAX_ITEMS}")
@@ -673,7 +695,9 @@ class LiveIndex:
             snapshot.id_kind,
             division,
         )
-        generation = Generation(before.number + 1, self.identity, self.made_from, base, tip)
+        generation = Generation(
+            before.number + 1, self.identity, self.made_from, self.origin, base, tip
+        )
         write_generation(self.folder, generation)
         return generation
 
@@ -801,7 +825,9 @@ class LiveIndex:
         return f"LiveIndex({str(self.folder)!r}, {self.num_present:,} items)"
 
 
-def _begin(folder: Path, segment: Segment, id_kind: IdKind, made_from: str | None) -> Generation:
+def _begin(
+    folder: Path, segment: Segment, id_kind: IdKind, made_from: str | None, origin: str | None
+) -> Generation:
     """Write a catalogue of one segment into an empty folder."""
     for name in ("segments", "generations", "logs"):
         (folder / name).mkdir()
@@ -812,7 +838,7 @@ def _begin(folder: Path, segment: Segment, id_kind: IdKind, made_from: str | Non
     snapshot = LiveSnapshot((present,), tail, num_items, Moment(0, 0), id_kind, WHOLE)
     identity = new_identity()
     tip = begin_log(folder, identity, Tip(-1, 0, 0, 0))
-    generation = Generation(0, identity, made_from, snapshot, tip)
+    generation = Generation(0, identity, made_from, origin or identity, snapshot, tip)
     write_generation(folder, generation)
     name_current(folder, generation.number)
     return generation
@@ -879,6 +905,24 @@ def _some_biases(
     if checked is not None:
         bias[chosen] = checked
     return bias
+
+
+def _refuse_unexpected(
+    snapshot: LiveSnapshot,
+    names: list[ExternalId],
+    numbers: Int64Array,
+    expected: Sequence[CodeArray | None],
+) -> None:
+    """Refuse an external id that has another code than expected, or is there or not against it."""
+    if len(expected) != len(names):
+        raise InputError(f"expected has {len(expected)} codes for {len(names)} items")
+    for place, (number, code) in enumerate(zip(numbers.tolist(), expected, strict=True)):
+        if number < 0 or code is None:
+            is_as_expected = number < 0 and code is None
+        else:
+            is_as_expected = np.array_equal(snapshot.item_codes([number])[0], code)
+        if not is_as_expected:
+            raise ChangedItemError(place, names[place])
 
 
 def _refuse_known(snapshot: LiveSnapshot, names: list[ExternalId]) -> None:

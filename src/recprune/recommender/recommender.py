@@ -308,11 +308,13 @@ class Recommender:
             self._check_own(live)
         return self._with(self.attributes, live)
 
-    def make_live(self, folder: str | Path, *, threads: int = 1) -> LiveIndex:
+    def make_live(
+        self, folder: str | Path, *, origin: str | None = None, threads: int = 1
+    ) -> LiveIndex:
         """Make a live index of the items, in a folder that is new or empty.
 
         Items have their internal ids as numbers, and their external ids; this recommender, and its
-        folder, stay as they are.
+        folder, stay as they are. `origin` is as in `LiveIndex.create`.
         """
         ids = self.item_ids
         return LiveIndex.create(
@@ -324,6 +326,7 @@ class Recommender:
             if isinstance(ids, IntegerIds)
             else as_objects(ids.take(range(len(ids)))),
             made_from=fingerprint(self.index, ids),
+            origin=origin,
             layout=self.index.layout,
             threads=threads,
         )

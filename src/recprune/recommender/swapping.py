@@ -58,7 +58,7 @@ class Succession:
             return
         beside = _beside(self._live.folder)
         shutil.rmtree(beside, ignore_errors=True)
-        new.make_live(beside).close()
+        new.make_live(beside, origin=self._live.origin).close()
         if self._attributes is not None:
             kept = _beside(self._attributes)
             shutil.rmtree(kept, ignore_errors=True)

@@ -3,9 +3,9 @@
 After an item has been taken by N users it gets a code (`newcomers`) and is put into the live index,
 and again at 2N, 4N and so on, until 32N. All workers note who took what; one of them at a time
 folds in: the one that holds a lock, which the system takes from it when it ends. What is about to
-be put is written down before, so that whoever goes on after a killed worker knows its code again.
-An item whose code is not the one that was put, or that has left, is somebody else's by now, and
-stays as it is.
+be put is written down before, beside what is there, so that whoever goes on after a killed worker
+knows either again. An item whose code is not one of ours, or that has left, is somebody else's by
+now, and stays as it is; the live index compares it once more when nobody else can change it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from recprune.live.file_lock import LockedError, locked
 from recprune.live.item_names import is_name
+from recprune.live.live_index import ChangedItemError
 from recprune.recommender.newcomers.code_finder import MOST_PASSERS, CodeFinder
 from recprune.recommender.newcomers.evidence import DatedEvents, states_after
+from recprune.recommender.recommender import Recommender
 from recprune.serve.engine.engine import Engine
 from recprune.serve.folding.takers import NEVER, DueItem, Takers
 from recprune.serve.histories.histories import Event, Histories, HistoriesUnavailableError
@@ -126,7 +128,7 @@ class Folding:
             return
         with suppress(LockedError), locked(self._lock_file, 0.0):
             if self._takers.catalogue() != live.identity:
-                self._takers.begin(live.identity)
+                self._takers.begin(live.identity, live.origin)
             # After a reload all begins anew.
             while not self._end.is_set() and self._engine() is engine:
                 if (item := self._takers.due()) is None:
@@ -137,7 +139,7 @@ class Folding:
                     raise
                 except Exception as error:  # others must not wait for it for ever
                     self._failed(error)
-                    self._takers.settle(item.item, NEVER, is_put=False)
+                    self._takers.settle(item.item, NEVER, None)
 
     def _fold(self, due: DueItem, engine: Engine) -> None:
         live, recommender = engine.live, engine.recommender
@@ -149,11 +151,12 @@ class Folding:
             self._takers.forget(due.item)
             return
         live.refresh()
-        there = live.find([name])
-        present = None if there[0] < 0 else live.snapshot().item_codes(there)[0]
-        if not _is_ours(due, present):
-            self._takers.settle(due.item, NEVER, is_put=False)
-            self._metrics.count_folded("left")
+        snapshot = live.snapshot()
+        there = snapshot.find([name])
+        present = None if there[0] < 0 else snapshot.item_codes(there)[0]
+        had = None if present is None else _lasting(present, recommender)
+        if not _is_ours(due, had):
+            self._leave(due.item)
             return
         states = self._states_of(engine, due.item, self._takers.users(due.item)[:_MOST_STATES])
         code = None
@@ -161,14 +164,24 @@ class Folding:
             finder = self._finder_for(engine)
             code = finder.code(states.sum(axis=0, dtype=np.float64), len(states), None)
         if code is not None:
-            self._takers.intend(due.item, code.tobytes())
-            live.put([name], code[None], replace=True)
+            self._takers.intend(due.item, had, made := _lasting(code, recommender))
+            try:
+                live.put([name], code[None], replace=True, expected=[present])
+            except ChangedItemError:  # while the states were looked up
+                self._leave(due.item)
+                return
+            had = made
             self._metrics.count_folded("added" if present is None else "replaced")
         following = due.due
         while following <= due.users:
             following *= 2
         following = following if following <= self._most else NEVER
-        self._takers.settle(due.item, following, is_put=code is not None or due.is_put)
+        self._takers.settle(due.item, following, had)
+
+    def _leave(self, item: str) -> None:
+        """Leave an item as others have it."""
+        self._takers.settle(item, NEVER, None)
+        self._metrics.count_folded("left")
 
     def _states_of(self, engine: Engine, item: str | None, users: Sequence[str]) -> Float32Array:
         """Return the states in which users took an item, or those of now, where they have one."""
@@ -207,10 +220,21 @@ class _Finder(NamedTuple):
         return self.engine is engine and time.monotonic() - self.made_at < _PASSERS_KEPT_S
 
 
-def _is_ours(due: DueItem, present: NDArray[Any] | None) -> bool:
+def _is_ours(due: DueItem, present: bytes | None) -> bool:
     """Say whether nobody else has added, changed or removed an item that we would put."""
-    if due.code is None:
-        return present is None
     if present is None:
-        return not due.is_put  # a worker was killed before it was put
-    return present.tobytes() == due.code
+        return due.code is None
+    return present in (due.code, due.intended)
+
+
+def _lasting(code: NDArray[Any], recommender: Recommender) -> bytes:
+    """Return a code as bytes that are the same after a refresh.
+
+    In a full table a code is a row, which moves when items come between: there it is told by the
+    item whose row it is.
+    """
+    if recommender.settings["model"]["embedding"] != "full":
+        return code.tobytes()
+    ids = recommender.item_ids
+    # A table has two rows at least, the second of which may be no item's.
+    return repr([ids.take([row])[0] if row < len(ids) else row for row in code.tolist()]).encode()

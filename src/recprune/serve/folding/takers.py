@@ -22,19 +22,21 @@ _WAITING_S = 5.0
 MOST_ITEMS = 100_000  # those that were taken least lately go first
 NEVER = 1 << 62  # a count that is not reached
 
-# `due` is the count at which an item is folded in next. `code` is the latest that was made for it,
-# and `is_put` whether that is known to have reached the catalogue. `used` ascends with time.
+# `due` is the count at which an item is folded in next. `code` is the one of ours that the
+# catalogue is known to have, and `intended` one that was about to be put, and may have reached it
+# or not. `used` ascends with time. `origin` tells catalogues that took everything
+# along from others.
 _TABLES = """
 CREATE TABLE items (
     item TEXT PRIMARY KEY, users INTEGER NOT NULL, due INTEGER NOT NULL, code BLOB,
-    is_put INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID;
+    intended BLOB, used INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX items_by_use ON items (used);
 CREATE INDEX items_that_are_due ON items (item) WHERE users >= due;
 CREATE TABLE takers (
     item TEXT NOT NULL, user TEXT NOT NULL, place INTEGER NOT NULL,
     PRIMARY KEY (item, user)) WITHOUT ROWID;
-CREATE TABLE catalogue (identity TEXT NOT NULL);
-INSERT INTO catalogue VALUES ('');
+CREATE TABLE catalogue (identity TEXT NOT NULL, origin TEXT NOT NULL);
+INSERT INTO catalogue VALUES ('', '');
 """
 
 
@@ -44,8 +46,8 @@ class DueItem(NamedTuple):
     item: str
     users: int
     due: int
-    code: bytes | None  # that it was given before
-    is_put: bool  # whether that is known to be in the catalogue
+    code: bytes | None  # of ours, that is known to be in the catalogue
+    intended: bytes | None  # that may be there
 
 
 class Takers:
@@ -83,7 +85,7 @@ class Takers:
             for item, user in pairs:
                 used += 1
                 connection.execute(
-                    "INSERT INTO items VALUES (?, 0, ?, NULL, 0, ?)"
+                    "INSERT INTO items VALUES (?, 0, ?, NULL, NULL, ?)"
                     " ON CONFLICT DO UPDATE SET used = excluded.used",
                     (item, self._first, used),
                 )
@@ -104,28 +106,28 @@ class Takers:
             (identity,) = self._connection.execute("SELECT identity FROM catalogue").fetchone()
         return str(identity)
 
-    def begin(self, catalogue: str) -> None:
+    def begin(self, catalogue: str, origin: str) -> None:
         """Have everything put into another catalogue, which has taken the place of the one before.
 
-        But for items that others had removed or changed there.
+        But for items that others had removed or changed there. Of the same origin, it took along
+        what was there, so what was put and is absent has been removed.
         """
         with self._transaction() as connection:
-            connection.execute("UPDATE catalogue SET identity = ?", (catalogue,))
+            (before,) = connection.execute("SELECT origin FROM catalogue").fetchone()
+            connection.execute("UPDATE catalogue SET identity = ?, origin = ?", (catalogue, origin))
             connection.execute(
-                "UPDATE items SET code = NULL, is_put = 0, due = ? WHERE is_put OR due < ?",
-                (self._first, NEVER),
+                "UPDATE items SET due = ? WHERE code IS NOT NULL OR due < ?", (self._first, NEVER)
             )
+            if before != origin:
+                connection.execute("UPDATE items SET code = NULL, intended = NULL")
 
     def due(self) -> DueItem | None:
         """Return an item that is due."""
         with self._told():
             row = self._connection.execute(
-                "SELECT item, users, due, code, is_put FROM items WHERE users >= due LIMIT 1"
+                "SELECT item, users, due, code, intended FROM items WHERE users >= due LIMIT 1"
             ).fetchone()
-        if row is None:
-            return None
-        item, users, due, code, is_put = row
-        return DueItem(item, users, due, code, bool(is_put))
+        return None if row is None else DueItem(*row)
 
     def users(self, item: str) -> list[str]:
         """Return who took an item, in the order in which they first did."""
@@ -135,16 +137,19 @@ class Takers:
             ).fetchall()
         return [user for (user,) in rows]
 
-    def intend(self, item: str, code: bytes) -> None:
-        """Keep the code that an item is about to get."""
-        with self._transaction() as connection:
-            connection.execute("UPDATE items SET code = ?, is_put = 0 WHERE item = ?", (code, item))
-
-    def settle(self, item: str, due: int, *, is_put: bool) -> None:
-        """Say when an item is due next, and whether the catalogue has its code."""
+    def intend(self, item: str, present: bytes | None, code: bytes) -> None:
+        """Keep the code that the catalogue has of an item, and the one that it is about to get."""
         with self._transaction() as connection:
             connection.execute(
-                "UPDATE items SET due = ?, is_put = ? WHERE item = ?", (due, is_put, item)
+                "UPDATE items SET code = ?, intended = ? WHERE item = ?", (present, code, item)
+            )
+
+    def settle(self, item: str, due: int, code: bytes | None) -> None:
+        """Say when an item is due next, and which code of ours the catalogue has."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE items SET due = ?, code = ?, intended = NULL WHERE item = ?",
+                (due, code, item),
             )
 
     def forget(self, item: str) -> None:
