@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recprune import Attributes, InputError, LiveIndex, SnapshotIds, StorageError
+from recprune.batch.frozen_catalogue import FrozenCatalogue
 from recprune.batch.in_processes import write_parts_in_processes
 from recprune.batch.output import opened_output, run_batch
 from recprune.batch.parts import PartReport, PartWriter
@@ -658,3 +659,65 @@ def test_a_batch_has_the_catalogue_of_the_moment_at_which_it_began(
     refused = run([*work.command(tmp_path / "other"), "--attributes", str(tmp_path / "nice")])
     assert refused.returncode == 2
     assert "--attributes goes with --live" in refused.stderr
+
+
+def test_a_copy_of_the_catalogue_that_no_run_goes_on_with_is_not_answered_from(
+    work: Work, tmp_path: Path
+) -> None:
+    recommender, out = work.recommender, tmp_path / "out"
+    write_histories(tmp_path / "one.parquet", 0, [["a", "b"]])
+    words = ["batch", work.saved, "--histories", tmp_path / "one.parquet", "--out", out]
+    command = [*CLI, *map(str, words), "-k", "5", "--workers", "1", "--live"]
+    live_folder, copy = tmp_path / "live", tmp_path / ".out.catalogue"
+    recommender.make_live(live_folder).close()
+    recommender.make_live(tmp_path / "another").close()
+    refused = run([*command, str(live_folder), "--where", "no_such = 1"])
+    assert refused.returncode == 2
+    assert "has no attributes" in refused.stderr
+    assert not out.exists()
+    assert not list(tmp_path.glob(".out.*"))
+
+    # One that a run left behind which was killed before it had a plan, of any live index.
+    FrozenCatalogue.freeze(tmp_path / "another", copy, None)
+    before = recommender.recommend([["a", "b"]], 5).items[0]
+    with LiveIndex.open(live_folder) as live:
+        live.remove(live.find(before[:1]))
+        expected = recommender.with_live(live).recommend([["a", "b"]], 5).items
+    done = run([*command, str(live_folder)])
+    assert done.returncode == 0, done.stderr
+    assert answers_in(out)["items"] == expected
+    assert before[0] not in expected[0]
+    assert not list(tmp_path.glob(".out.*"))
+
+    # And one that a finished run left behind.
+    FrozenCatalogue.freeze(tmp_path / "another", copy, None)
+    again = run([*command, str(tmp_path / "another")])
+    assert again.returncode == 2
+    assert "belongs to another run, with different catalogue" in again.stderr
+    assert not list(tmp_path.glob(".out.*"))
+
+
+def test_a_mistake_costs_no_run_the_copy_that_it_goes_on_with(work: Work, tmp_path: Path) -> None:
+    out, live_folder = tmp_path / "out", tmp_path / "live"
+    work.recommender.make_live(live_folder).close()
+    work.recommender.make_live(tmp_path / "another").close()
+    command = [*work.command(out), "--live", str(live_folder)]
+    process = start_and_wait(command, out, 3)
+    at_once = run(command)
+    assert at_once.returncode == 2
+    assert "another run is writing to it" in at_once.stderr
+    process.kill()
+    process.communicate()
+    for words in (["--where", "no_such = 1"], ["--live", str(tmp_path / "another")]):
+        refused = run([*command, *words])
+        assert refused.returncode == 2
+        assert (tmp_path / ".out.catalogue").exists()
+    assert "another catalogue than that of the run" in refused.stderr
+    with LiveIndex.open(live_folder) as live:
+        live.remove(live.find(work.recommender.item_ids.take([5, 7])))
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    assert "were there already" in done.stderr
+    histories: list[list[Any]] = [[*(history or [])] for history in work.histories]
+    assert answers_in(out)["items"] == work.recommender.recommend(histories, 7).items
+    assert not list(tmp_path.glob(".out.*"))

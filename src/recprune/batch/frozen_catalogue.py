@@ -17,7 +17,7 @@ from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommender
 from recprune.storage import read_manifest, writing_to
-from recprune.types import Json
+from recprune.types import Json, StorageError
 
 
 class AskedAt(NamedTuple):
@@ -46,20 +46,33 @@ class FrozenCatalogue:
 
     @classmethod
     def freeze(
-        cls, live: str | Path, folder: Path, attributes: str | Path | None
+        cls,
+        live: str | Path,
+        folder: Path,
+        attributes: str | Path | None,
+        unfinished: Json | None = None,
     ) -> FrozenCatalogue:
-        """Copy a live index, or take the copy of an earlier run that was stopped."""
-        if not is_live(folder):
-            with writing_to(folder):
-                folder.parent.mkdir(parents=True, exist_ok=True)
-            begun = folder.with_name(f"{folder.name}.begun")
-            shutil.rmtree(begun, ignore_errors=True)
-            try:
-                with writing_to(folder), LiveIndex.open(live) as index, index.held():
-                    shutil.copytree(index.folder, begun, copy_function=_linked)
-                    begun.rename(folder)
-            finally:
-                shutil.rmtree(begun, ignore_errors=True)
+        """Copy a live index, or take the copy with which a run was begun that is to go on.
+
+        `unfinished` is what the plan of that run says of its catalogue. Any other copy was left
+        behind, and is of some other moment: it goes.
+        """
+        with LiveIndex.open(live) as index:
+            if is_copy_of(folder, unfinished):
+                if unfinished is not None and unfinished["identity"] != index.identity:
+                    raise StorageError(
+                        f"{live}: another catalogue than that of the run that is to go on"
+                    )
+            else:
+                remove_copy(folder)
+                try:
+                    with writing_to(folder):
+                        folder.parent.mkdir(parents=True, exist_ok=True)
+                        with index.held():
+                            shutil.copytree(index.folder, _aside(folder), copy_function=_linked)
+                        _aside(folder).rename(folder)
+                finally:
+                    shutil.rmtree(_aside(folder), ignore_errors=True)
         with LiveIndex.open(folder) as copy:
             checksum = None
             if attributes is not None:
@@ -87,6 +100,31 @@ class FrozenCatalogue:
             if self.attributes is not None:
                 recommender = recommender.with_attributes(Attributes.load(self.attributes))
             yield AskedAt(recommender, live.snapshot())
+
+
+def is_copy_of(folder: Path, planned: Json | None) -> bool:
+    """Whether a copy is there that can be read, and is of the moment that a plan names."""
+    if planned is None or not is_live(folder):
+        return False
+    try:
+        with LiveIndex.open(folder) as copy:
+            moment = {"identity": copy.identity, "sequence": copy.snapshot().sequence}
+    except StorageError:
+        return False
+    return {name: planned.get(name) for name in moment} == moment
+
+
+def remove_copy(folder: Path) -> None:
+    """Remove a copy, and what a run that was killed had of one; what is neither stays."""
+    shutil.rmtree(_aside(folder), ignore_errors=True)
+    if is_live(folder):
+        folder.rename(_aside(folder))  # in one step, so that half a copy never has its name
+        shutil.rmtree(_aside(folder))
+
+
+def _aside(folder: Path) -> Path:
+    """Return where a copy is made, and removed."""
+    return folder.with_name(f"{folder.name}.begun")
 
 
 def _linked(source: str, target: str) -> None:

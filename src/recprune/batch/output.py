@@ -79,6 +79,16 @@ def opened_output(
         os.close(descriptor)
 
 
+def unfinished_plan(out: str | Path) -> Json | None:
+    """Return the plan of the run that goes on in a folder; None if there is none, or it is done."""
+    folder = Path(out)
+    try:
+        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and not (folder / MANIFEST).exists() else None
+
+
 def _finished_parts(plan: BatchPlan, folder: Path, progress: Progress) -> dict[int, PartReport]:
     """Return the parts that are on disk as they were written, and report the others there."""
     known = _manifest_checksums(plan, folder)

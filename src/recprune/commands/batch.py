@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import threading
 import time
@@ -12,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from recprune.batch.frozen_catalogue import FrozenCatalogue
+from recprune.batch.frozen_catalogue import FrozenCatalogue, is_copy_of, remove_copy
 from recprune.batch.in_processes import write_parts_in_processes
-from recprune.batch.output import run_batch
+from recprune.batch.output import run_batch, unfinished_plan
 from recprune.batch.parts import PartReport
 from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 from recprune.commands.answer_options import (
@@ -24,8 +23,9 @@ from recprune.commands.answer_options import (
     check_live,
 )
 from recprune.commands.console import messages, say
+from recprune.live.file_lock import held_alone
 from recprune.system import available_cores
-from recprune.types import InputError, InterruptedWorkError
+from recprune.types import InputError, InterruptedWorkError, Json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +70,14 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.workers is not None and parsed.workers < 1:
         raise InputError(f"--workers is {parsed.workers}, expected 1 or more")
     check_live(parsed)
-    frozen = None
-    if parsed.live:
-        frozen = FrozenCatalogue.freeze(parsed.live, _copy_for(parsed.out), parsed.attributes)
+    if not parsed.live:
+        _answer(parsed, None)
+        return
+    with _frozen(parsed.live, parsed.out, parsed.attributes) as catalogue:
+        _answer(parsed, catalogue)
+
+
+def _answer(parsed: argparse.Namespace, catalogue: FrozenCatalogue | None) -> None:
     plan = make_plan(
         parsed.recommender,
         parsed.histories,
@@ -86,7 +91,7 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.at_most,
         ),
         say,
-        catalogue=frozen,
+        catalogue=catalogue,
     )
 
     def write_parts(plan: BatchPlan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:
@@ -106,15 +111,32 @@ def run(parsed: argparse.Namespace) -> None:
             f"interrupted with {progress.parts} of {plan.num_parts} parts in {parsed.out}; "
             "the same command goes on"
         ) from None
-    if frozen is not None:
-        shutil.rmtree(frozen.folder)
     say(progress.summary())
 
 
-def _copy_for(out: str) -> Path:
-    """Return where a live index is kept as it was when the run began, until its end."""
+@contextmanager
+def _frozen(live: str, out: str, attributes: str | None) -> Iterator[FrozenCatalogue]:
+    """Keep a live index beside the output as it was when the run began, until its end.
+
+    A copy that no unfinished run goes on with does not stay, whatever went wrong.
+    """
     folder = Path(os.path.realpath(out))
-    return folder.with_name(f".{folder.name}.catalogue")
+    copy = folder.with_name(f".{folder.name}.catalogue")
+    lock = folder.with_name(f"{copy.name}.lock")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Else another run might remove the copy of this one, which has no plan in `out` yet.
+    with held_alone(lock, f"{out}: another run is writing to it"):
+        try:
+            yield FrozenCatalogue.freeze(live, copy, attributes, _planned_catalogue(out))
+        finally:
+            if not is_copy_of(copy, _planned_catalogue(out)):
+                remove_copy(copy)
+
+
+def _planned_catalogue(out: str) -> Json | None:
+    """Return what the unfinished run in a folder says of its catalogue."""
+    planned = (unfinished_plan(out) or {}).get("catalogue")
+    return planned if isinstance(planned, dict) else None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from recprune.types import StorageError
@@ -39,6 +39,23 @@ def locked(path: Path, seconds: float, stop: threading.Event | None = None) -> I
         # By hand: a process that was forked meanwhile has the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+@contextmanager
+def held_alone(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock that is not waited for, a StorageError with `refusal` if another has it.
+
+    Its file goes with it.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, 0.0))
+        except LockedError:
+            raise StorageError(refusal) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _try_to_lock(path: Path) -> int | None:
