@@ -9,7 +9,7 @@ import pytest
 
 from recprune.cli import main
 from recprune.recommender.recommender import Recommender
-from recprune.serve.histories.histories import open_histories
+from recprune.serve.histories.histories import Event, open_histories
 from tests.support.shops import Shop
 
 LOG = "user,item,time\nanna,tea6,20\nbob,tea1,15.5\nanna,tea5,10\nanna,tea6,20\n"
@@ -55,6 +55,22 @@ def test_a_log_is_imported_into_a_service_once(
     assert main([*words, "--most", "0"]) == 2
     assert "--most is 0" in capsys.readouterr().err
     assert main(["histories", log, "--into", "ftp://x"]) == 2
+
+
+def test_an_import_leaves_what_a_service_has_stored(log: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'histories.db'}"
+    stored = [Event("anna", f"item{n}", 100.0 + n, key=f"key{n}") for n in range(1500)]
+    histories = open_histories(url, 2000)
+    histories.append(stored)
+    histories.close()
+    assert main(["histories", log, "--min-interactions", "1", "--into", url, "--most", "2"]) == 0
+    histories = open_histories(url, 2000)
+    try:
+        found = [(event.item, event.timestamp) for event in stored]
+        assert histories.dated_history("anna") == [("tea6", 20.0), ("tea6", 20.0), *found]
+        assert histories.append(stored) == 0  # their keys are remembered
+    finally:
+        histories.close()
 
 
 def test_only_the_newest_are_taken(log: str, tmp_path: Path) -> None:

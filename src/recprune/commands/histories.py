@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_KEPT,
         metavar="N",
-        help="of a user the newest so many; default %(default)s",
+        help="of a user the newest so many of the log; default %(default)s",
     )
 
 
@@ -100,7 +100,11 @@ def _newest(log: Interactions, user: int, most: int) -> tuple[Sequence[ExternalI
 
 def _keep(log: Interactions, url: str, most: int, progress: Progress) -> int:
     """Append what a log has to a service's histories; what is there already is not kept twice."""
-    histories = open_histories(url, most, os.environ.get(_PASSWORD))
+    from recprune.serve.configuration import CEILINGS
+
+    # By the bound with which a store is opened it is cut, and that of its service is not known
+    # here: with the greatest that there may be, an import removes nothing.
+    histories = open_histories(url, CEILINGS["history"], os.environ.get(_PASSWORD))
     try:
         histories.ready()
         new, events = 0, list[Event]()
