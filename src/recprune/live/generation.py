@@ -255,7 +255,7 @@ def _load_generation(
     except StorageError as error:
         raise StorageError(f"{place}: {error}") from None
     tip = Tip(settings["log"], HEAD_BYTES, settings["sequence"], settings["chain"])
-    identity = settings["identity"]
+    identity: str = settings["identity"]
     return Generation(
         number,
         identity,
