@@ -220,6 +220,11 @@ def test_an_index_is_built_described_and_searched(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["search", out, str(arrays / "queries.npy")]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]  # for other programs
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stdout, "isatty", lambda: True)
+        assert main(["search", out, str(arrays / "queries.npy")]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert [line[0] for line in lines if line[0] != " "] == ["0", "1", "2"]
     assert sum(line.count(":") for line in lines) == 30
     assert max(map(len, lines)) <= 80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,8 +108,12 @@ def run(parsed: argparse.Namespace) -> None:
             print(json.dumps(answer))  # noqa: T201
         else:
             found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
-            begin = f"{query:<4} {answer['method']:11} {microseconds[query]:6.0f} µs  "
-            print(folded(begin, found))  # noqa: T201
+            if sys.stdout.isatty():
+                begin = f"{query:<4} {answer['method']:11} {microseconds[query]:6.0f} µs  "
+                print(folded(begin, found))  # noqa: T201
+            else:  # a line for each, as other programs read them
+                time = f"{microseconds[query]:.0f} µs"
+                print(f"{query}\t{answer['method']}\t{time}\t{found}")  # noqa: T201
 
 
 def _external_ids(index: _Searched, top: TopK) -> list[list[ExternalId | None]] | None:
