@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from recprune import Recommender
+from recprune.models.onnx_export import EncoderPrecision
 from tests.support.histories_places import RedisServer
 from tests.support.serving import (
     Json,
@@ -164,10 +165,17 @@ def test_states_that_something_has_happened_to_are_made_anew(
         assert "states of users are not kept" in [entry["event"] for entry in service.logged()]
 
 
-def test_other_encoders_keep_nothing(tmp_path: Path) -> None:
-    save_recommender(tmp_path / "served")
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_other_encoders_keep_nothing(tmp_path: Path, precision: EncoderPrecision) -> None:
+    """Nor does one with weights of 8 bits: the model's own would give other answers."""
+    # Wide enough for weights of 8 bits.
+    values = MODEL | {"width": 64} if precision == "int8" else {}
+    recommender = save_recommender(tmp_path / "served", encoder_precision=precision, **values)
+    assert recommender.continuation is None
     with serving(tmp_path / "served") as service:
-        add(service, "ann", "a")
-        service.recommend(user="ann")
+        for item in ("a", "b", "n"):
+            add(service, "ann", item)
+            answer = service.recommend(user="ann", k=8)
+        assert answer["items"] == service.recommend(history=["a", "b", "n"], k=8)["items"]
         assert sum(counts(service).values()) == 0.0
     assert not list(tmp_path.glob("*-states*"))

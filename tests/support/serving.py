@@ -24,7 +24,9 @@ import torch
 
 from recprune import Index, assign_random, prepare, temporal_holdout
 from recprune.models.architectures import build_model
+from recprune.models.onnx_export import EncoderPrecision
 from recprune.models.settings import Settings
+from recprune.recommender.making import from_model
 from recprune.recommender.recommender import Recommender
 from tests.support.small_models import walks
 
@@ -43,7 +45,12 @@ def save_two_recommenders(place: Path) -> list[Path]:
 
 
 def save_recommender(
-    folder: Path, seed: int = 0, ids: str = "strings", num_items: int = 90, **values: Any
+    folder: Path,
+    seed: int = 0,
+    ids: str = "strings",
+    num_items: int = 90,
+    encoder_precision: EncoderPrecision = "float32",
+    **values: Any,
 ) -> Recommender:
     """Save the recommender of a model that was never trained: it answers like any other."""
     torch.set_num_threads(1)
@@ -55,7 +62,7 @@ def save_recommender(
         {"width": WIDTH, "length": 10, "num_blocks": 1, "num_heads": 1, **values}
     )
     model = build_model(settings.model, prepared.codes, codebook.num_sub_items)
-    recommender = Recommender.from_model(prepared, model, settings)
+    recommender = from_model(prepared, model, settings, encoder_precision)
     recommender.save(folder)
     return Recommender.load(folder)
 

@@ -260,7 +260,7 @@ def _load_generation(
         number,
         identity,
         settings.get("made_from"),
-        settings.get("origin", identity),
+        str(settings.get("origin", identity)),
         snapshot,
         tip,
     )

@@ -633,9 +633,14 @@ class Recommender:
 
     @cached_property
     def continuation(self) -> Continuation | None:
-        """What continues the encoder, item by item, where that can be."""
+        """What continues the encoder, item by item, where that can be.
+
+        Not where the encoder is saved with weights of 8 bits: continued are those of the model, and
+        a history would have another answer than the user who has it.
+        """
         settings = self._model_settings
-        if settings.architecture != "continued":
+        is_rounded = self.settings.get("encoder_precision", "float32") != "float32"
+        if settings.architecture != "continued" or is_rounded:
             return None
         return Continuation(self.weights, settings, item_vectors(self.index, settings))
 
