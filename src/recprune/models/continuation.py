@@ -92,12 +92,15 @@ class Continuation:
             states, own = block(states, kept, vectors)
             added.append(own)
             first += block.kept
-        both = np.concatenate([rows, np.concatenate(added, axis=1)])[-self.most_rows :]
+        new_rows = min(count, self.most_rows)
+        old_rows = min(len(rows), self.most_rows - new_rows)
+        # An array of its own: a part of another one would keep all of that in memory.
+        kept_rows = np.concatenate(
+            [rows[len(rows) - old_rows :], np.concatenate(added, axis=1)[count - new_rows :]]
+        )
         scale, shift = self._norm
         embedding = _normalised(states[-1:])[0] * scale + shift
-        if not self.most_rows:
-            both = both[:0]
-        return KeptState(items.copy(), both, embedding)
+        return KeptState(items.copy(), kept_rows, embedding)
 
 
 class _Block:

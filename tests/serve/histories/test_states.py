@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import redis
 
-from recprune.models.continuation import KeptState
+from recprune.models.continuation import Continuation, KeptState
 from recprune.serve.histories.histories import Event, open_histories
 from recprune.serve.histories.redis_states import RedisStates
 from recprune.serve.histories.sqlite_states import SqliteStates
@@ -302,6 +303,93 @@ def test_memory_is_bounded() -> None:
     for user in "bcda":  # the last does not fit beside the others
         kept_states.encode(MODEL.continuation, user, history)
     assert counted.how == ["anew"] * 4 + ["unchanged"] * 3 + ["anew"]
+
+
+def test_no_more_is_in_memory_than_is_counted() -> None:
+    """A state has no part of an array that is larger: only what is counted is kept."""
+    continuation = MODEL.continuation
+    history = np.arange(40, dtype=np.int32)
+    state = continuation.anew(history[:30])
+    for count in (30, 31, 35):  # anew, by one item, and by several
+        found = continuation.continued(state, history[:count])
+        assert found is not None
+        state = found
+        assert len(state.rows) == continuation.most_rows < LENGTH
+        for array in state:
+            assert array.base is None
+
+
+class SlowStates:
+    """A place that writes when it is told to, or fails."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self.go, self.began = threading.Event(), threading.Event()
+        self.written: list[str] = []
+        self._errors = errors
+
+    def read(self, user: str) -> StoredState | None:  # noqa: ARG002
+        return None
+
+    def write(self, user: str, state: KeptState, continuation: Continuation) -> None:  # noqa: ARG002
+        self.began.set()
+        self.go.wait()
+        if self._errors:
+            raise self._errors.pop()
+        self.written.append(user)
+
+    def close(self) -> None: ...
+
+
+def test_what_waits_to_be_written_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = np.arange(20, dtype=np.int32)
+    state = MODEL.continuation.anew(history)
+    size = state.rows.nbytes + state.items.nbytes + state.embedding.nbytes
+    monkeypatch.setattr("recprune.serve.histories.user_states._WAITING_BYTES", 3 * size)
+    slow = SlowStates([])
+    kept_states, _ = user_states(slow)
+    for user in "abcdefgf":
+        kept_states.encode(MODEL.continuation, user, history)
+        slow.began.wait()  # the first is being written, and waits no more
+    slow.go.set()
+    kept_states.close()
+    assert slow.written == ["a", "e", "f", "g"]
+
+
+def test_what_fails_unforeseen_does_not_end_what_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recprune.serve.histories.user_states._RESTS_S", 0.0)
+    slow = SlowStates([TypeError("unforeseen")])
+    slow.go.set()
+    kept_states, _ = user_states(slow)
+    for user in "ab":
+        kept_states.encode(MODEL.continuation, user, np.arange(20, dtype=np.int32))
+    kept_states.close()
+    assert slow.written == ["b"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE states SET head = 'text'",
+        "UPDATE states SET head = CAST(x'ff' AS TEXT)",
+        "UPDATE states SET head = 7",
+        "UPDATE states SET last = 'text'",
+        "UPDATE state_rows SET numbers = 'text' WHERE place = 2",
+        "UPDATE state_rows SET numbers = 7 WHERE place = 2",
+    ],
+)
+def test_values_of_other_types_are_no_state_and_are_replaced(tmp_path: Path, change: str) -> None:
+    path, history = tmp_path / "states", np.arange(21, dtype=np.int32)
+    with closing(SqliteStates(path, 10)) as states:
+        states.write("ann", MODEL.continuation.anew(history[:5]), MODEL.continuation)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute(change).rowcount == 1
+            connection.commit()
+        is_whole = "last" in change
+        assert (kept(states, "ann") is not None) == is_whole
+        for count in (21, 6):  # of other items
+            state = MODEL.continuation.anew(history[:count])
+            states.write("ann", state, MODEL.continuation)
+            check_same(kept(states, "ann"), state)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ CREATE TABLE IF NOT EXISTS state_rows (
     user TEXT NOT NULL, place INTEGER NOT NULL, numbers BLOB NOT NULL,
     PRIMARY KEY (user, place)) WITHOUT ROWID;
 """
+# SQLite keeps values of any type in any column: cast, what is not ours is bytes that do not fit.
+_HEAD = "SELECT CAST(head AS BLOB), CAST(last AS INTEGER) FROM states WHERE user = ?"
+_ROWS = "SELECT CAST(numbers AS BLOB) FROM state_rows WHERE user = ? ORDER BY place"
 _TOO_MANY = "SELECT user FROM states ORDER BY used DESC LIMIT -1 OFFSET ?"
 
 
@@ -54,19 +57,15 @@ class SqliteStates:
 
     def read(self, user: str) -> StoredState | None:
         with self._transaction("BEGIN") as connection:
-            found = connection.execute("SELECT head FROM states WHERE user = ?", (user,)).fetchone()
+            found = connection.execute(_HEAD, (user,)).fetchone()
             if found is None:
                 return None
-            rows = connection.execute(
-                "SELECT numbers FROM state_rows WHERE user = ? ORDER BY place", (user,)
-            ).fetchall()
+            rows = connection.execute(_ROWS, (user,)).fetchall()
         return StoredState(found[0], [row for (row,) in rows])
 
     def write(self, user: str, state: KeptState, continuation: Continuation) -> None:
         with self._transaction("BEGIN IMMEDIATE") as connection:
-            found = connection.execute(
-                "SELECT head, last FROM states WHERE user = ?", (user,)
-            ).fetchone()
+            found = connection.execute(_HEAD, (user,)).fetchone()
             head, last = found or (None, 0)
             new = rows_to_add(head, state, continuation)
             if new is None:

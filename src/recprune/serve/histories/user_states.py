@@ -18,7 +18,9 @@ from recprune.types import Float32Array, Int32Array, RecpruneError, Timeline
 Encoded: TypeAlias = Literal["continued", "unchanged", "anew"]
 
 _RESTS_S = 10.0  # for which a place that failed is not asked
-_WAITING = 1024  # states that wait to be written, at most; then the oldest are not
+# States that wait to be written, at most; then the oldest are not.
+_WAITING = 1024
+_WAITING_BYTES = 16 << 20
 
 
 def open_states(url: str, most: int, password: str | None = None) -> States | None:
@@ -48,10 +50,11 @@ class UserStates:
         self._shared = shared
         self._most_bytes = most_bytes
         self._count = count
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next four
         self._states: OrderedDict[str, tuple[bytes, KeptState]] = OrderedDict()
         self._bytes = 0
         self._waiting: OrderedDict[str, tuple[KeptState, Continuation]] = OrderedDict()
+        self._waiting_bytes = 0
         self._rests_until = 0.0
         self._awake = threading.Condition(self._lock)
         self._closing = False
@@ -122,10 +125,13 @@ class UserStates:
                 self._bytes -= _size(self._states.popitem(last=False)[1][1])
             if not write or self._shared is None or self._closing:
                 return
-            self._waiting.pop(user, None)
+            earlier = self._waiting.pop(user, None)
+            if earlier is not None:
+                self._waiting_bytes -= _size(earlier[0])
             self._waiting[user] = (state, continuation)
-            if len(self._waiting) > _WAITING:
-                self._waiting.popitem(last=False)
+            self._waiting_bytes += _size(state)
+            while len(self._waiting) > _WAITING or self._waiting_bytes > _WAITING_BYTES:
+                self._next_waiting()
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="states", daemon=True)
                 self._writer.start()
@@ -139,17 +145,25 @@ class UserStates:
                     self._awake.wait()
                 if not self._waiting:
                     return
-                user, (state, continuation) = self._waiting.popitem(last=False)
+                user, state, continuation = self._next_waiting()
             if time.monotonic() < self._rests_until:
                 continue
             try:
                 self._shared.write(user, state, continuation)
             except RecpruneError as error:
                 self._rest(error)
+            except Exception as error:  # nobody else would write what comes then
+                self._rest(error, unforeseen=error)
 
-    def _rest(self, error: RecpruneError) -> None:
+    def _next_waiting(self) -> tuple[str, KeptState, Continuation]:
+        """Take what has waited longest. Pre: something waits, and the lock is held."""
+        user, (state, continuation) = self._waiting.popitem(last=False)
+        self._waiting_bytes -= _size(state)
+        return user, state, continuation
+
+    def _rest(self, error: Exception, unforeseen: Exception | None = None) -> None:
         self._rests_until = time.monotonic() + _RESTS_S
-        log_problem("states of users are not kept", {"reason": str(error)})
+        log_problem("states of users are not kept", {"reason": str(error)}, unforeseen)
 
 
 @dataclass
