@@ -18,7 +18,10 @@ import polars as pl
 import pytest
 
 from recprune import Attributes, LiveIndex, Recommender
+from recprune.serve.configuration import ServeSettings
+from recprune.serve.engine.engine import Engine, load_engine
 from recprune.serve.keys import add_key
+from recprune.shards.folder import PastMomentError
 from tests.support.serving import (
     CLI,
     HISTORY,
@@ -244,6 +247,28 @@ def test_changes_from_elsewhere_are_served(
         elsewhere.compact().result()
         assert all(found[0] == "hat" for found in by_all(service, history=HISTORY, k=1))
     assert service.client.delete("/items/hat").status_code == 200
+
+
+def test_a_moment_that_shards_do_not_know_any_more_is_followed_by_the_next(
+    place: Path, live: Path
+) -> None:
+    engine = load_engine(ServeSettings(folder=place / "recommender", live=live))
+    assert engine.live is not None
+    asked: list[Engine] = []
+
+    def question(moment: Engine) -> int:
+        asked.append(moment)
+        if len(asked) == 1:
+            with LiveIndex.open(live) as elsewhere:
+                elsewhere.remove([0])
+            raise PastMomentError("is past")
+        return moment.num_present
+
+    first = engine.now()
+    assert engine.ask(first, question) == first.num_present - 1
+    assert [id(one) for one in asked] == [id(first), id(engine.now())]
+    assert engine.ask(engine.now(), question) == first.num_present - 1
+    engine.close()
 
 
 def test_attributes_of_new_items_come_with_a_reload(

@@ -35,7 +35,7 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'recprune[ray]'")
 
 from recprune.cluster import connected
 from recprune.shards.folder import PastMomentError, ShardLostError
-from recprune.shards.sharded_index import ShardedIndex
+from recprune.shards.sharded_index import ShardedIndex, at_a_known_moment
 
 METHODS = ("auto", "pqtopk")
 
@@ -271,3 +271,50 @@ def test_who_asks_of_a_moment_before_all_that_a_new_shard_knows_is_told_or_asks_
         found = index.search(queries, 30)
         assert index.live.snapshot().moment == shop.live.snapshot().moment
         assert np.array_equal(found.ids, shop.live.search(queries, 30).ids)
+
+
+def test_one_that_knows_no_past_moment_is_asked_of_the_next_and_not_missed(
+    cluster: Cluster, shop: Shop
+) -> None:
+    """Where a part of the answer is enough, too: the shard is there."""
+    address = cluster.address
+    with ShardedIndex.open(shop.folder, address=address, allow_partial=True) as index:
+        assert index.live is not None
+        index.live._stop_following()
+        past = index.snapshot()
+        for _ in range(2):
+            shop.add(3)
+            shop.compact()
+        os.kill(replicas(index)[1][0], signal.SIGKILL)
+        queries = shop.rng.standard_normal((2, index.width)).astype(np.float32)
+        with pytest.raises(PastMomentError, match=r"shard 1 of 3 cannot answer: .* is past"):
+            past.search(queries)
+        found = index.search(queries, 30)
+        assert found.missing_share == 0.0
+        assert np.array_equal(found.ids, shop.live.search(queries, 30).ids)
+
+
+def test_a_question_is_asked_of_three_moments(shop: Shop) -> None:
+    with LiveIndex.open(shop.folder) as live:
+        live._stop_following()
+        asked: list[int] = []
+
+        def ask() -> int:
+            asked.append(live.snapshot().sequence)
+            shop.add(1)
+            if len(asked) < known_at:
+                raise PastMomentError("is past")
+            return len(asked)
+
+        known_at, first = 3, live.snapshot().sequence
+        assert at_a_known_moment(live, ask) == 3
+        assert asked == [first, first + 1, first + 2]
+        asked.clear()
+        known_at = 4
+        with pytest.raises(PastMomentError):
+            at_a_known_moment(live, ask)
+        assert len(asked) == 3
+        asked.clear()
+        with pytest.raises(PastMomentError):
+            at_a_known_moment(None, ask)  # such shards do not change
+        assert len(asked) == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,8 @@ from recprune.shards.folder import (
 from recprune.shards.live_shards import AnyShard, LiveShard, LiveShards, ShardedSnapshot
 from recprune.shards.wire import pack
 from recprune.types import Float32Array, InputError, Json
+
+T = TypeVar("T")
 
 _QUERIES_FOR_TWO_ROUNDS = 256  # for every shard
 _GROUPS_AT_ONCE = 8  # of a batch on their way, for every shard
@@ -391,21 +393,14 @@ class ShardedIndex:
         rounds: int | None,
         allow_partial: bool | None,
     ) -> ShardedTopK:
-        """Answer a question of this moment, or of the next if shards do not know this one any more.
+        """Answer a question of this moment, or of the next if shards do not know this one."""
 
-        So it is where one has just been started, over a generation that is newer than the moment.
-        """
-        tries = _MOMENTS
-        while True:
+        def answer() -> ShardedTopK:
             parts = _parts_of(self._whole)
-            try:
-                question = make(parts.snapshot if isinstance(parts, LiveShards) else self)
-                return self._answer(question, parts, rounds, allow_partial)
-            except PastMomentError:
-                tries -= 1
-                if self.live is None or not tries:
-                    raise
-                self.live.refresh()
+            question = make(parts.snapshot if isinstance(parts, LiveShards) else self)
+            return self._answer(question, parts, rounds, allow_partial)
+
+        return at_a_known_moment(self.live, answer)
 
     def _answer(
         self,
@@ -431,6 +426,9 @@ class ShardedIndex:
         if allow_partial is None:
             allow_partial = self._allow_partial
         missing = {shard: error for group in groups for shard, error in group.missing.items()}
+        for error in missing.values():
+            if isinstance(error, PastMomentError):  # it is not lost, and knows the next moment
+                raise error
         if missing and not (allow_partial and all(group.answers for group in groups)):
             raise next(iter(missing.values()))
         ids, scores, records = self._together(question, parts, groups)
@@ -524,6 +522,21 @@ class ShardedIndex:
             needed = self._replicas * len(self._shards)
             why = f"; {needed} replicas need a CPU each, and none is free" if free < 1 else ""
             raise ShardLostError(f"{lost[0]}{why if str(lost[0]).endswith(' s') else ''}")
+
+
+def at_a_known_moment(live: LiveIndex | None, ask: Callable[[], T]) -> T:
+    """Ask of this moment, and of the next if shards do not know this one any more.
+
+    So it is where one has just been started, over a generation that is newer than the moment.
+    """
+    for _ in range(_MOMENTS - 1):
+        try:
+            return ask()
+        except PastMomentError:
+            if live is None:
+                raise
+            live.refresh()
+    return ask()
 
 
 class _Parts(Protocol):

@@ -1,7 +1,8 @@
 """What is served: an index, with or without an encoder, and the names of its items.
 
 An engine is immutable. A reload makes another one beside it, and so does a change of a catalogue
-that changes; a request keeps the one that it began with.
+that changes; a request keeps the one that it began with, unless shards do not know its moment any
+more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ from recprune.serve.engine.explain import affordable, explain
 from recprune.serve.engine.item_changes import NoLiveError
 from recprune.serve.histories.user_states import UserStates
 from recprune.shards.answers import ShardedTopK
-from recprune.shards.sharded_index import ShardedIndex
+from recprune.shards.sharded_index import ShardedIndex, at_a_known_moment
 from recprune.storage import read_manifest
 from recprune.types import (
     Boosts,
@@ -54,6 +55,8 @@ from recprune.types import (
     RecpruneError,
     StorageError,
 )
+
+T = TypeVar("T")
 
 # Of a folder of shards; a live index is opened already, and in shards itself.
 OpenShards: TypeAlias = Callable[[Path, LiveIndex | None], ShardedIndex]
@@ -118,6 +121,11 @@ class Engine:
     attributes: Attributes | None = None  # of the items; those of the recommender, if there is one
     live: LiveIndex | None = None  # where items come and go
     moments: list[Engine] = field(default_factory=list)  # the latest that `now` has returned
+
+    def ask(self, moment: Engine, question: Callable[[Engine], T]) -> T:
+        """Ask a moment that `now` has returned, and the next if shards do not know it any more."""
+        first = [moment]
+        return at_a_known_moment(self.live, lambda: question(first.pop() if first else self.now()))
 
     def now(self) -> Engine:
         """Return the engine with the catalogue as it is now, which stays so for a request."""

@@ -72,7 +72,8 @@ def _add_questions(app: FastAPI, service: Service) -> None:
     async def recommend(asked: RecommendRequest) -> Response:
         """Recommend the next items to histories, or to users whose events were posted."""
         begun = time.monotonic()
-        engine = service.engine.now()
+        served = service.engine
+        engine = served.now()
         engine.check_recommends()
         askers = asked.askers()
         _check_choice(asked, len(askers), limits)
@@ -89,23 +90,25 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         histories = [_dated_history(asker, kept) for asker in askers]
         before = {"histories": 1000.0 * looked_up} if users else {}
 
-        def answered() -> bytes:
-            found = engine.recommend(
+        def answered(moment: Engine) -> bytes:
+            found = moment.recommend(
                 histories,
                 choice,
                 exclude_seen=asked.exclude_seen,
                 now=asked.time,
                 states=service.states,
             )
-            return _answers(service, engine, found, before)
+            return _answers(service, moment, found, before)
 
-        return _written(await _pool_for(service, asked).run(answered))
+        pool = _pool_for(service, asked)
+        return _written(await pool.run(lambda: served.ask(engine, answered)))
 
     @_question(app, "/search", Answers)
     async def search(asked: SearchRequest) -> Response:
         """Find the best items for sequence embeddings from an encoder of your own."""
         begun = time.monotonic()
-        engine = service.engine.now()
+        served = service.engine
+        engine = served.now()
         rows = asked.sequence_embeddings()
         _check_choice(asked, len(rows), limits)
         if asked.explain:
@@ -118,10 +121,11 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         embeddings = _float32(rows)
         choice = asked.choice(begun)
 
-        def answered() -> bytes:
-            return _answers(service, engine, engine.search(embeddings, choice), {})
+        def answered(moment: Engine) -> bytes:
+            return _answers(service, moment, moment.search(embeddings, choice), {})
 
-        return _written(await _pool_for(service, asked).run(answered))
+        pool = _pool_for(service, asked)
+        return _written(await pool.run(lambda: served.ask(engine, answered)))
 
     @_question(app, "/events", EventsAnswer)
     async def events(asked: EventsRequest) -> Response:
