@@ -89,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--add-new",
         action="store_true",
-        help="items that the log has, and neither model nor live index, come into the latter",
+        help="items that the log has, and neither model nor live index, come into the latter, also "
+        "those that were withdrawn from it",
     )
     parser.add_argument(
         "--attributes", metavar="FOLDER", help="attributes of the live index, whose numbers change"

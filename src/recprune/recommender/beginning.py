@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -24,7 +25,7 @@ from recprune.preparation.holdout import Holdout, Targets, temporal_holdout
 from recprune.preparation.prepared import Prepared, prepare
 from recprune.recommender.making import from_model
 from recprune.recommender.recommender import Recommender
-from recprune.storage import writing_file, writing_to
+from recprune.storage import writing_file, writing_folder
 from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, StorageError, random_generator
 
 if TYPE_CHECKING:
@@ -147,15 +148,17 @@ class Beginning:
 
         Return whether the optimiser remembers anything, and the validation NDCG@10 of the start.
         """
-        from recprune.training.checkpoint import CHECKPOINT
+        from recprune.training.checkpoint import CHECKPOINT, MODEL
         from recprune.training.loop import begin_with
         from recprune.training.tensors import load_tensors
 
         beginning = place / _NOTE
-        source = (place if checkpoint is None else Path(checkpoint)) / CHECKPOINT
+        training = place if checkpoint is None else Path(checkpoint)
+        source = training / CHECKPOINT
         same = {
             "settings": self.settings.to_json(),
             "prepared": self.prepared.checksum(with_times=True),
+            "weights": _checksum(self.weights),
         }
         if beginning.exists():
             noted = _noted(beginning)
@@ -163,15 +166,32 @@ class Beginning:
                 return bool(noted["kept_moments"]), float(noted["ndcg"])
         if checkpoint is not None and not source.exists():
             raise InputError(f"{checkpoint}: no folder of a training: it has no {CHECKPOINT}")
-        tensors = load_tensors(source)[0] if source.exists() else {}
-        moments = self._moments(tensors)
-        beginning = _emptied(place)
+        moments: dict[str, NDArray[Any]] = {}
+        if source.exists() and self._came_of(training / MODEL):
+            moments = self._moments(load_tensors(source)[0])
+        _empty(place)
         ndcg = begin_with(self.prepared, self.settings, place, self.weights, moments, device=device)
         noted = same | {"kept_moments": bool(moments), "ndcg": ndcg}
         # Last: without it, all of the above is done again.
         with writing_file(beginning) as temporary:
             temporary.write_text(json.dumps(noted), encoding="utf-8")
         return bool(moments), ndcg
+
+    def _came_of(self, trained: Path) -> bool:
+        """Whether the old model is the one that a training left in a file.
+
+        Its items may have moved since, or have other codes: the encoder is compared.
+        """
+        from recprune.training.tensors import load_tensors
+
+        if not trained.exists():
+            return False
+        found, _ = load_tensors(trained)
+        return all(
+            name in found and np.array_equal(found[name], array)
+            for name, array in self.weights.items()
+            if not name.startswith("embedding.")
+        )
 
     def _moments(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return what an optimiser remembered, over the new catalogue; empty if it does not fit."""
@@ -245,28 +265,41 @@ class Beginning:
         return from_model(self.prepared, model, settings, precision)
 
 
+def _checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of named arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 def _noted(path: Path) -> dict[str, Any]:
+    """Return what a refresh has noted; nothing of one that was killed while it wrote."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        noted = None
-    if not isinstance(noted, dict):
-        raise StorageError(f"{path}: not what a refresh has begun with: remove {path.parent}")
-    return noted
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        return {}
+    return noted if isinstance(noted, dict) else {}
 
 
-def _emptied(place: Path) -> Path:
-    """Make an empty folder for a training, in place of that of an earlier refresh."""
-    beginning = place / _NOTE
+def _empty(place: Path) -> None:
+    """Make an empty folder for a training, in place of that of an earlier refresh.
+
+    In one step each: killed at any moment, it leaves what the next refresh knows as one.
+    """
+    aside = place.with_name(f".{place.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
     if place.exists():
-        if not beginning.exists() and (not place.is_dir() or any(place.iterdir())):
+        if not (place / _NOTE).exists() and (not place.is_dir() or any(place.iterdir())):
             raise InputError(f"{place}: holds something else than a refresh: take another folder")
-        shutil.rmtree(place)
-    with writing_to(place):
-        place.mkdir(parents=True)
-    with writing_file(beginning) as temporary:
-        temporary.write_text("{}", encoding="utf-8")  # from now on it is one
-    return beginning
+        place.rename(aside)
+        shutil.rmtree(aside)
+    with writing_folder(place) as temporary:
+        (temporary / _NOTE).write_text("{}", encoding="utf-8")  # from now on it is one
 
 
 def _hold_out(log: Interactions, until: int, held_out: float, settings: Settings) -> Holdout:

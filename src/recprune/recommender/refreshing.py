@@ -20,6 +20,7 @@ import numpy as np
 
 from recprune.evaluation.comparison import Comparison, compare
 from recprune.evaluation.metrics import RankedUsers, user_values
+from recprune.live.file_lock import held_alone
 from recprune.live.live_index import LiveIndex
 from recprune.models.settings import ModelSettings, Settings
 from recprune.recommender.beginning import Beginning
@@ -117,8 +118,8 @@ def refresh(
 
     With `live`, a live index of the recommender, one of the new recommender takes its place, with
     the same items, those that were added since included, and their codes; items that only the log
-    has join them with `add_new`. `attributes` are the folder of its items' attributes, if there is
-    one: their numbers change.
+    has join them with `add_new`, also those that were withdrawn. `attributes` are the folder of its
+    items' attributes, if there is one: their numbers change.
     """
     begun = time.monotonic()
     _check_shares(held_out, margin, replay)
@@ -128,7 +129,10 @@ def refresh(
         raise InputError("with a live index, the new recommender takes the place of the old one")
     check_target(target, kind=KIND)
     place = target.with_name(f"{target.name}.refresh") if work is None else Path(work)
+    place.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
+        lock = place.with_name(f".{place.name}.lock")
+        stack.enter_context(held_alone(lock, f"{place}: another refresh is at work there"))
         old = Recommender.load(folder, threads=threads)
         earlier = old.trained_settings("refresh")
         if old.index.item_bias is not None:
