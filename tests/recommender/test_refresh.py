@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from recprune import (
     Recommender,
     Refreshed,
     SnapshotIds,
+    StorageError,
     assign_svd,
     interactions_from_columns,
     no_holdout,
@@ -258,6 +260,65 @@ def test_a_killed_refresh_goes_on(folder: Path, tmp_path: Path) -> None:
     assert content_of(folder).keys() == content_of(whole).keys()
 
 
+def test_nothing_of_another_model_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    log = log_of([row for row in rows() if row[1] < NUM_ITEMS])
+    better, work = Recommender.load(folder), tmp_path / "work"
+    for place in ("clean", "killed", "finished"):
+        better.save(tmp_path / place)
+    clean: list[Any] = []
+    expected = refreshed(tmp_path / "clean", log, work=work, on_epoch=clean.append)
+    wanted = (work / MODEL).read_bytes()
+    other = save_old(tmp_path / "other", epochs=1)
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    killed, finished = (tmp_path / f"{place}.refresh" for place in ("killed", "finished"))
+    with pytest.raises(KeyboardInterrupt):
+        refreshed(other, log, work=killed, on_epoch=stop)
+    assert refreshed(other, log, work=finished, margin=0.99).swapped
+    # Meanwhile another model was trained and exported.
+    for place, more in (("killed", {}), ("finished", {"checkpoint": finished})):
+        found = refreshed(tmp_path / place, log, **more)
+        assert not found.kept_moments
+        assert found.begin_ndcg == expected.begin_ndcg
+        assert (tmp_path / f"{place}.refresh" / MODEL).read_bytes() == wanted
+
+
+def test_a_refresh_that_was_killed_anywhere_is_begun_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder.with_name("recommender.refresh")
+    assert refreshed(folder).swapped
+
+    def die(removed: Path, **_: object) -> None:
+        note = Path(removed) / "refresh.json"
+        if note.exists():
+            note.unlink()  # the first of its files, as it may be
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            refreshed(folder)
+    assert refreshed(folder, margin=0.99).swapped
+    (place / "refresh.json").write_text('{"settings": {"mod')
+    assert refreshed(folder, margin=0.99).swapped
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, place.name}
+
+
+def test_two_refreshes_are_not_at_work_in_one_folder(folder: Path) -> None:
+    refused: list[str] = []
+
+    def begin_another(_: object) -> None:
+        with pytest.raises(StorageError) as error:
+            refreshed(folder)
+        refused.append(str(error.value))
+
+    assert refreshed(folder, epochs=1, on_epoch=begin_another).swapped
+    assert refused == [f"{folder}.refresh: another refresh is at work there"]
+
+
 def test_what_cannot_be_refreshed_is_said(folder: Path, tmp_path: Path) -> None:
     before = content_of(folder)
     refused: dict[str, dict[str, Any]] = {
@@ -395,6 +456,33 @@ def test_a_swap_that_was_killed_is_finished(
         with pytest.raises(KeyboardInterrupt):
             refreshed(shop.folder, **more)
     shop.change_during(None)  # and life goes on
+    refreshed(shop.folder, **more)
+    shop.check()
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_swap_that_fails_is_taken_back(
+    shop: LiveShop, monkeypatch: pytest.MonkeyPatch, was_killed: bool
+) -> None:
+    """As where the folder of the live index is a volume of its own, which cannot be renamed."""
+    more: dict[str, Any] = {"live": shop.place, "attributes": shop.attributes, "margin": 0.5}
+    before = content_of(shop.folder), content_of(shop.attributes)
+    errors = [KeyboardInterrupt()] if was_killed else []
+    for error in [*errors, OSError(errno.EBUSY, "Device or resource busy")]:
+
+        def fail(temporary: Path, target: Path, error: BaseException = error) -> None:
+            if target == shop.place:
+                raise error
+            put_in_place(temporary, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("recprune.recommender.swapping.put_in_place", fail)
+            with pytest.raises((KeyboardInterrupt, StorageError)) as raised:
+                refreshed(shop.folder, **more)
+    assert str(raised.value) == f"{shop.place}: cannot be replaced: Device or resource busy"
+    assert content_of(shop.folder) == before[0]
+    Recommender.load(shop.folder).with_live(shop.live)
+    assert content_of(shop.attributes) == before[1]
     refreshed(shop.folder, **more)
     shop.check()
 

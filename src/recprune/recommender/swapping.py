@@ -24,7 +24,7 @@ from recprune.recommender.assortment import fingerprint
 from recprune.recommender.recommender import Recommender
 from recprune.recommender.saving import KIND
 from recprune.storage import put_in_place, saved_kind
-from recprune.types import Int64Array
+from recprune.types import Int64Array, StorageError
 
 
 class Succession:
@@ -53,7 +53,7 @@ class Succession:
         staged = _beside(self._target)
         new.save(staged)
         if self._live is None:
-            put_in_place(staged, self._target)
+            _put(staged, self._target)
             shutil.rmtree(staged, ignore_errors=True)
             return
         beside = _beside(self._live.folder)
@@ -98,14 +98,27 @@ class Succession:
             self._bring(fresh, last, old, new)
             attributes = self._attributes_of(fresh.snapshot(), last)
             fresh.close()
-            # From here on the live index tells by what it was made from that something is left.
-            if first:
-                put_in_place(staged, self._target)
-            if attributes is not None and self._attributes is not None:
-                attributes.save(self._attributes)
-            put_in_place(beside, live.folder)
+            old_live, new_one = live.folder.stat(), (staged if first else self._target).stat()
+            try:
+                # From here on the live index tells by what it was made from that something is left.
+                if first:
+                    _put(staged, self._target)
+                if attributes is not None and self._attributes is not None:
+                    attributes.save(self._attributes)
+                _put(beside, live.folder)
+            except Exception:
+                # Else they would not belong together until the next refresh.
+                if _is_at(self._target, new_one) and _is_at(live.folder, old_live):
+                    self._take_back(staged)
+                raise
         for folder in (staged, beside, *((_beside(self._attributes),) if self._attributes else ())):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _take_back(self, staged: Path) -> None:
+        """Put the old recommender in place again, and the attributes of the old live index."""
+        if self._attributes is not None:
+            Attributes.load(_beside(self._attributes)).save(self._attributes)
+        _put(self._target, staged)
 
     def _attributes_of(self, fresh: LiveSnapshot, before: LiveSnapshot) -> Attributes | None:
         """Return the attributes of a catalogue, by its numbers, from those of the one before it."""
@@ -148,6 +161,22 @@ _ITEMS_AT_ONCE = 100_000  # in one change
 
 def _in_parts(places: Int64Array) -> list[Int64Array]:
     return [places[at : at + _ITEMS_AT_ONCE] for at in range(0, len(places), _ITEMS_AT_ONCE)]
+
+
+def _put(temporary: Path, target: Path) -> None:
+    try:
+        put_in_place(temporary, target)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"{target}: cannot be replaced: {reason}") from None
+
+
+def _is_at(place: Path, folder: os.stat_result) -> bool:
+    """Whether a folder, by its state of before, is at a place now."""
+    try:
+        return os.path.samestat(place.stat(), folder)
+    except OSError:
+        return False
 
 
 def _beside(target: Path) -> Path:
