@@ -168,3 +168,26 @@ def test_duplicates_are_those_of_a_plain_count() -> None:
         )
         rows = list(zip(users.tolist(), items.tolist(), times.tolist(), strict=True))
         assert log.count_duplicates() == len(rows) - len(set(rows))
+
+
+def test_ids_beyond_int64_are_strings_in_columns_too() -> None:
+    users = np.array([2**64 - 1, 5], np.uint64)
+    for items in (np.array([2**63, 2], np.uint64), [2**63, 2]):
+        log = interactions_from_columns(
+            users, items, [3, 4], time_format="seconds", min_interactions=1
+        )
+        assert rows_of(log) == [
+            ("18446744073709551615", "9223372036854775808", 3_000_000),
+            ("5", "2", 4_000_000),
+        ]
+        table = {"user_id": users, "item_id": items, "timestamp": [3, 4]}
+        assert rows_of(read_interactions(table, min_interactions=1)) == rows_of(log)
+    small = interactions_from_columns(
+        users // 2**62, [1, 2], [3, 4], time_format="seconds", min_interactions=1
+    )
+    assert list(small.user_ids.take([0, 1])) == [0, 3]
+
+
+def test_a_plan_that_cannot_be_carried_out_is_refused() -> None:
+    with pytest.raises(InputError, match='the log cannot be read: unable to find column "nope"'):
+        read_interactions(pl.LazyFrame(ROWS).with_columns(pl.col("nope")))

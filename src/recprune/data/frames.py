@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -20,10 +21,20 @@ def is_table(given: Any) -> bool:
     return not isinstance(given, str | os.PathLike)
 
 
+@contextmanager
+def _being_read() -> Iterator[None]:
+    """Have what a library says of a table that it cannot read be said of the log."""
+    try:
+        yield
+    except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        raise InputError(f"the log cannot be read: {error}") from None
+
+
 def column_names(given: Any) -> list[str]:
     """Return the names of a table's columns; refuse what is no table."""
     if isinstance(given, pl.LazyFrame):
-        return given.collect_schema().names()
+        with _being_read():
+            return given.collect_schema().names()
     if isinstance(given, Mapping):
         return [str(name) for name in given]
     names = getattr(given, "column_names", None)  # Arrow's
@@ -40,7 +51,7 @@ def column_names(given: Any) -> list[str]:
 def columns_of(given: Any, names: Sequence[str]) -> pl.DataFrame:
     """Return some columns of a table, each named once in it."""
     wanted = list(dict.fromkeys(names))
-    try:
+    with _being_read():
         if isinstance(given, pl.LazyFrame):
             return given.select(wanted).collect()
         if isinstance(given, pl.DataFrame):
@@ -54,5 +65,3 @@ def columns_of(given: Any, names: Sequence[str]) -> pl.DataFrame:
         else:
             table = (given if isinstance(given, pa.Table) else pa.table(given)).select(wanted)
         return pl.DataFrame(pl.from_arrow(table))
-    except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
-        raise InputError(f"the log cannot be read: {error}") from None

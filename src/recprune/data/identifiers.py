@@ -426,6 +426,18 @@ def _checked(internal_id: int, size: int) -> int:
     return internal_id
 
 
+def integers_or_texts(values: pl.Series, kept: pl.Series | None = None) -> pl.Series:
+    """Return integers of any type as Int64, or as String where one that is kept fits none.
+
+    Such large ones are hashes, which are as good a name as a number.
+    """
+    with needs_extra("data"):
+        import polars as pl
+    kept = values if kept is None else kept
+    fits = kept.cast(pl.Int64, strict=False).null_count() == kept.null_count()
+    return values.cast(pl.Int64, strict=False) if fits else values.cast(pl.String)
+
+
 def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     """Return the distinct values, sorted, and for each value its place among them.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune._native import sort_log
-from recprune.data.identifiers import ExternalId, ExternalIds, number_ids
+from recprune.data.identifiers import ExternalId, ExternalIds, integers_or_texts, number_ids
 from recprune.types import (
     Columns,
     InputError,
@@ -222,8 +222,9 @@ def interactions_from_columns(
     """Build a log from columns: the user, the item and the time of each interaction.
 
     Columns are anything that polars takes as a series, a data frame's columns among them. Ids are
-    integers or strings, categories of these, or floats that are integers; times are what
-    `read_interactions` reads too, and dates and datetimes.
+    integers or strings, categories of these, or floats that are integers; where an integer is
+    beyond int64, all are strings. Times are what `read_interactions` reads too, and dates and
+    datetimes.
     """
     with needs_extra("data"):
         import polars as pl
@@ -303,7 +304,7 @@ def _id_series(values: Any, name: str) -> pl.Series:
     if series.dtype in (pl.Categorical, pl.Enum):
         series = series.cast(pl.String)
     if series.dtype.is_integer():
-        series = series.cast(pl.Int64)
+        series = integers_or_texts(series)
     elif series.dtype.is_float():
         whole = series.cast(pl.Int64, strict=False)
         broken = (whole != series).fill_null(True)

@@ -33,6 +33,7 @@ from recprune.data.formats import (
     table_layout,
 )
 from recprune.data.frames import LogSource, column_names, columns_of, is_table
+from recprune.data.identifiers import integers_or_texts
 from recprune.data.interactions import BadRows
 from recprune.data.timestamps import IN_ORDER, TimeFormat, parse_times
 from recprune.types import Columns, InputError, Int64Array, Progress, no_progress
@@ -409,11 +410,10 @@ def _as_ids(ids: pl.Series, kept: pl.Series, role: str, integer_ids: bool) -> pl
         return ids.cast(pl.Int64, strict=False) if integers else ids
     if not ids.dtype.is_numeric():
         raise InputError(f"{role} ids are of type {ids.dtype}, expected integers or strings")
-    if ids.dtype == pl.UInt64 and (kept > np.iinfo(np.int64).max).any():
-        return ids.cast(pl.String)  # hashes: as good a name as a number
+    if ids.dtype.is_integer():
+        return integers_or_texts(ids, kept)
     whole = ids.cast(pl.Int64, strict=False)
-    # 1.5 would be cut to 1: only whole numbers keep their value.
-    return whole if ids.dtype.is_integer() else whole.set(whole != ids, None)
+    return whole.set(whole != ids, None)  # 1.5 would be cut to 1
 
 
 def _are_canonical_integers(texts: pl.Series) -> bool:
