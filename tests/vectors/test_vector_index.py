@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,33 @@ def test_ranking_all_of_them_anew_is_ranking_by_vectors(
     queries = drawn(5, 24, seed=6)
     top = built.search(queries, k, rerank=3000)
     for place, query in enumerate(queries):
-        products = vectors @ query
+        products = (vectors * query.astype(np.float64)).sum(axis=1).astype(np.float32)
         best = np.lexsort((np.arange(3000), -products))[:k]
         assert np.array_equal(top.ids[place, : len(best)], best)
         assert np.array_equal(top.scores[place, : len(best)], products[best])
         assert (top.ids[place, len(best) :] == -1).all()
+
+
+def test_a_product_has_the_same_bits_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside its double, which comes after it."""
+    rng = np.random.default_rng(2)
+    doubled = np.repeat(rng.standard_normal((40, 48)).astype(np.float32), 25, axis=0)
+    doubled = doubled[rng.permutation(1000)]
+    index = VectorIndex.build(doubled, num_splits=8)
+    for query in rng.standard_normal((50, 48)).astype(np.float32):
+        scores = [
+            float(np.float32(math.fsum(a * b for a, b in zip(row, query.tolist(), strict=True))))
+            for row in doubled.tolist()
+        ]
+        for rerank in (97, 100, 1000):
+            top = index.search(query, 60, rerank=rerank)
+            assert top.scores.tolist() == [scores[item] for item in top.ids]
+            assert np.array_equal(top.ids, top.ids[np.lexsort((top.ids, -top.scores))])
+        monkeypatch.setattr("recprune.vectors.vector_index._PRODUCTS", 48 * 7)  # in parts
+        again = index.search(query, 60, rerank=1000)
+        assert np.array_equal(again.ids, top.ids)
+        assert np.array_equal(again.scores, top.scores)
+        monkeypatch.undo()
 
 
 def test_equal_products_are_ranked_by_id() -> None:
@@ -230,9 +253,48 @@ def test_what_cannot_be_indexed_is_refused(vectors: Float32Array) -> None:
         VectorIndex.build(vectors, queries=np.ones((2, 5)))
     with pytest.raises(InputError, match="recall is 0"):
         VectorIndex.build(vectors, recall=0)
-    built = VectorIndex.build(vectors[:300], num_splits=4)
-    with pytest.raises(InputError, match="queries has shape"):
-        built.search(np.ones(5, np.float32))
+    with pytest.raises(InputError, match=r"num_splits is 2\.5, expected an integer"):
+        VectorIndex.build(vectors, num_splits=2.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="vectors has 1 row, expected 2 or more"):
+        VectorIndex.build(vectors[:1])
+
+
+@pytest.mark.parametrize("rerank", [0, 50])
+def test_what_cannot_be_asked_is_refused(
+    built: VectorIndex, vectors: Float32Array, rerank: int
+) -> None:
+    infinite = np.full((2, 24), [[1e60], [1.0]])
+    for queries, why in (
+        (np.ones(5, np.float32), "queries has shape"),
+        ([["a"] * 24], r"queries is <U1\[1, 24\], expected floats \[q, d\] or \[d\]"),
+        (object(), "queries is object"),
+        ([[1.0], [1.0, 2.0]], "queries cannot be read as an array"),
+        (np.full(24, np.nan), r"queries\[0, 0\] is nan, expected a finite number"),
+        (infinite, r"queries\[0, 0\] is inf, expected a finite number"),
+    ):
+        with pytest.raises(InputError, match=why):
+            built.search(queries, 5, rerank=rerank)
+    wrong: list[tuple[Any, str]] = [
+        (-1, "k is -1, expected 1 to 68536"),
+        (2.5, r"k is 2\.5, expected an integer"),
+        (True, "k is True, expected an integer"),
+        (10**9, "k is 1000000000, expected 1 to 68536"),
+    ]
+    for k, why in wrong:
+        with pytest.raises(InputError, match=why):
+            built.search(vectors[:2], k, rerank=rerank)
+    wrong = [(-1, "rerank is -1, expected 0 or more"), (True, "rerank is True, expected an int")]
+    for more, why in wrong:
+        with pytest.raises(InputError, match=why):
+            built.search(vectors[:2], 5, rerank=more)
+
+
+def test_ids_beyond_int64_are_strings(vectors: Float32Array) -> None:
+    ids = np.array([7, 2**63 + 5, 1], np.uint64)
+    index = VectorIndex.build(vectors[:3], ids, num_splits=4)
+    assert list(index.item_ids.take([0, 1, 2])) == ["1", "7", "9223372036854775813"]
+    ((best, *_),) = index.external_ids(index.search(vectors[1], 1, rerank=3))
+    assert best == str(ids[int(np.argmax(vectors[:3] @ vectors[1]))])
 
 
 def test_a_strange_folder_is_refused(built: VectorIndex, tmp_path: Path) -> None:

@@ -465,10 +465,9 @@ def sorted_ids(given: Any, count: int, of: str) -> tuple[ExternalIds, Int64Array
         values = pl.Series(given)
     except (TypeError, pl.exceptions.PolarsError):
         values = pl.Series([], dtype=pl.Null)
-    kind = pl.Int64 if values.dtype.is_integer() else pl.String
     if not (values.dtype.is_integer() or values.dtype == pl.String) or values.has_nulls():
         raise InputError("item_ids must be all integers or all strings")
-    ids, places = number_ids(values.cast(kind))
+    ids, places = number_ids(integers_or_texts(values) if values.dtype.is_integer() else values)
     if len(ids) < count:
         row = int(np.flatnonzero(np.bincount(places)[places] > 1)[0])
         raise InputError(f"item_ids[{row}] is {values[row]!r}, which is there twice")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recprune.data.identifiers import (
     CatalogueIds,
@@ -22,7 +23,13 @@ from recprune.data.identifiers import (
     sorted_ids,
 )
 from recprune.preparation.codebook import assign_pq
-from recprune.search.checks import checked_codes, checked_count, checked_k, checked_queries
+from recprune.search.checks import (
+    checked_codes,
+    checked_count,
+    checked_k,
+    checked_queries,
+    refuse_infinite,
+)
 from recprune.search.faiss_io import read_faiss
 from recprune.search.index import Index
 from recprune.search.index_arrays import Layout
@@ -128,8 +135,12 @@ class VectorIndex:
             given = given[order]
         if not 0.0 < recall <= 1.0:
             raise InputError(f"recall is {recall}, expected more than 0, and at most 1")
+        if len(given) < 2:
+            raise InputError("vectors has 1 row, expected 2 or more")
         num_sub_items = min(256, len(given))
-        if num_splits is not None and not 1 <= num_splits <= given.shape[1]:
+        if num_splits is not None and not (
+            1 <= checked_count(num_splits, "num_splits") <= given.shape[1]
+        ):
             raise InputError(f"num_splits is {num_splits}, expected 1 to d = {given.shape[1]}")
         rng = random_generator(seed)
         sample = given[np.sort(rng.permutation(len(given))[:_QUERIES])]
@@ -235,20 +246,23 @@ class VectorIndex:
 
         With `rerank`, so many of the best by codes, at least k, are ranked by their vectors: exact
         among these, approximate with respect to all vectors, as nothing says what codes have left
-        out. `exclude` and `allow` are those of `Index.search`, by position.
+        out. Equal scores are ranked by position. `exclude` and `allow` are those of `Index.search`,
+        by position.
         """
-        k = checked_k(k, self.index.num_items)
-        given = np.ascontiguousarray(queries, np.float32)
+        given = _narrow(_floats(queries, "queries", "[q, d] or [d]"))
         asked, single = checked_queries(given, "queries", (self.width,))
+        refuse_infinite(asked, "queries")
+        k, rerank = checked_k(k, self.num_items), checked_count(rerank, "rerank")
+        if rerank < 0:
+            raise InputError(f"rerank is {rerank}, expected 0 or more")
         if single and exclude is not None:
             exclude = [exclude]
-        reranked = checked_count(rerank, "rerank")
-        if not reranked:
+        if not rerank:
             top = self.index.search(
                 self._turned(asked), k, exclude=exclude, allow=allow, threads=threads
             )
         else:
-            top = self._reranked(asked, k, max(reranked, k), exclude, allow, threads)
+            top = self._reranked(asked, k, max(rerank, k), exclude, allow, threads)
         return TopK(top.ids[0], top.scores[0], top.stats) if single else top
 
     def external_ids(self, top: TopK) -> list[list[ExternalId]]:
@@ -277,7 +291,7 @@ class VectorIndex:
         for query, row in enumerate(top.ids):
             # By ascending id, so that a stable sort keeps the tie rule.
             candidates = np.sort(row[row >= 0])
-            products = self.vectors[candidates] @ asked[query]
+            products = _products(self.vectors, candidates, asked[query])
             best = np.argsort(-products, kind="stable")[:k]
             ids[query, : len(best)] = candidates[best]
             scores[query, : len(best)] = products[best]
@@ -319,6 +333,21 @@ class VectorIndex:
         return cls(index, rotation, ids, vectors, recalls)
 
 
+def _products(vectors: Float32Array, rows: Int64Array, query: Float32Array) -> Float32Array:
+    """Return the inner product of a query with each of some rows, in the order of the rows.
+
+    A row has the same bits in any company, and equal rows have the same: BLAS adds up the rows of a
+    block in other orders than those of the rest. Products of float32 are exact in float64.
+    """
+    found = np.empty(len(rows), np.float32)
+    step = max(1, _PRODUCTS // len(query))
+    for first in range(0, len(rows), step):
+        some = vectors[rows[first : first + step]]
+        with np.errstate(over="ignore"):  # beyond float32 is infinity
+            found[first : first + step] = (some * query.astype(np.float64)).sum(axis=1)
+    return found
+
+
 def best_products(vectors: Float32Array, queries: Float32Array, k: int) -> Int64Array:
     """Return the k vectors of the highest inner product with each query, in no order, [q, k]."""
     k = min(k, len(vectors))
@@ -332,19 +361,32 @@ def best_products(vectors: Float32Array, queries: Float32Array, k: int) -> Int64
 
 def checked_vectors(vectors: Any, name: str) -> Float32Array:
     """Return floats [n, d] as float32: of NumPy, a list, or whatever has `__array__`."""
-    try:
-        given = np.asarray(vectors)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} cannot be read as an array: {error}") from None
-    if given.ndim != 2 or given.dtype.kind not in "fiu" or 0 in given.shape:
+    given = _floats(vectors, name, "[n, d]")
+    if given.ndim != 2 or 0 in given.shape:
         raise InputError(f"{name} is {given.dtype}{list(given.shape)}, expected floats [n, d]")
-    with np.errstate(over="ignore"):  # found below
-        narrow = np.ascontiguousarray(given, np.float32)
+    narrow = _narrow(given)
     finite = np.isfinite(narrow).all(axis=1)
     if not finite.all():
         row = int(finite.argmin())
         raise InputError(f"{name}[{row}] holds NaN, infinity or what float32 cannot hold")
     return narrow
+
+
+def _floats(given: Any, name: str, shape: str) -> NDArray[Any]:
+    """Return numbers as an array of their own type; `shape` is what an error says of its sizes."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} cannot be read as an array: {error}") from None
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{name} is {array.dtype}{list(array.shape)}, expected floats {shape}")
+    return array
+
+
+def _narrow(given: NDArray[Any]) -> Float32Array:
+    """Return numbers as float32; those that it cannot hold are infinite."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(given, np.float32).reshape(given.shape)
 
 
 def _shared(found: Int64Array, wanted: Int64Array) -> float:
