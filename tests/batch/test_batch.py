@@ -703,6 +703,7 @@ def test_a_mistake_costs_no_run_the_copy_that_it_goes_on_with(work: Work, tmp_pa
     work.recommender.make_live(tmp_path / "another").close()
     command = [*work.command(out), "--live", str(live_folder)]
     process = start_and_wait(command, out, 3)
+    process.send_signal(signal.SIGSTOP)  # so that it is not done before it is killed
     at_once = run(command)
     assert at_once.returncode == 2
     assert "another run is writing to it" in at_once.stderr

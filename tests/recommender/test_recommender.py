@@ -206,9 +206,9 @@ def test_times_of_all_stages_add_up(sasrec: Trained) -> None:
 def test_nobody_asked_nobody_answered(sasrec: Trained) -> None:
     found = sasrec.recommender.recommend([], 5)
     assert (found.items, found.unknown, found.ids.shape) == ([], [], (0, 5))
-    nothing = sasrec.recommender.recommend([sasrec.external([3]), []], 0)
-    assert nothing.items == [[], []]
-    assert nothing.ids.shape == nothing.scores.shape == (2, 0)
+    for histories in ([sasrec.external([3]), []], []):
+        with pytest.raises(InputError, match="k is 0, expected 1 to"):
+            sasrec.recommender.recommend(histories, 0)
 
 
 def test_histories_may_be_arrays_tuples_and_generators(trainings: dict[str, Trained]) -> None:

@@ -26,7 +26,6 @@ from recprune.data.interactions import read_interactions
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommendations, Recommender
-from recprune.search.checks import checked_k
 from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
 
@@ -141,7 +140,7 @@ def _answer(
     def recommend() -> Recommendations:
         return recommender.recommend(
             histories,
-            min(checked_k(parsed.k, most), most),  # more would only be padding
+            min(parsed.k, most),  # more would only be padding
             exclude_seen=parsed.exclude_seen,
             where=parsed.where,
             at_most=parsed.at_most,

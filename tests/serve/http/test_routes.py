@@ -401,7 +401,8 @@ def test_operations(service: Service) -> None:
 def test_examples_of_the_api_are_answered(index_service: Service, service: Service) -> None:
     schemas = service.client.get("/openapi.json").json()["components"]["schemas"]
     for example in schemas["RecommendRequest"]["examples"]:
-        known = example | {"allow": None, "boosts": []}  # their ids are not of this catalogue
+        # Their ids are not of this catalogue; a busy machine may take longer than they would wait.
+        known = example | {"allow": None, "boosts": [], "timeout_ms": 10_000}
         assert service.post("/recommend", known).status_code == 200
     for example in schemas["EventsRequest"]["examples"]:
         assert service.post("/events", example).status_code == 200
@@ -590,7 +591,6 @@ def test_other_paths_methods_and_types_are_refused(service: Service) -> None:
         status, code, message = error_of(refused)
         assert (status, code) == (422, "invalid")
         assert message.startswith("send the header content-type: application")
-    assert client.get("/docs").status_code == 404
 
 
 def test_large_bodies_are_refused_with_and_without_a_length(service: Service) -> None:
