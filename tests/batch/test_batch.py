@@ -32,6 +32,7 @@ from recprune.storage import MANIFEST
 from recprune.types import RecpruneError
 from tests.support.clusters import descendants, is_running
 from tests.support.serving import save_recommender, wait_until
+from tests.support.trainings import Trained
 
 CLI = [sys.executable, "-m", "recprune.cli"]
 ROWS, ROWS_PER_PART = 3_000, 20
@@ -722,3 +723,43 @@ def test_a_mistake_costs_no_run_the_copy_that_it_goes_on_with(work: Work, tmp_pa
     histories: list[list[Any]] = [[*(history or [])] for history in work.histories]
     assert answers_in(out)["items"] == work.recommender.recommend(histories, 7).items
     assert not list(tmp_path.glob(".out.*"))
+
+
+# When items were ---------------------------------------------------------------------------------
+
+
+def test_models_that_look_at_times_are_told_them(
+    trainings: dict[str, Trained], tmp_path: Path
+) -> None:
+    trained = trainings["timed"]
+    histories = [trained.external(history) for history in ([5, 17, 5, 40], [3], [9, 8, 30])]
+    times = [[0.0, 50.0, 10_000.0, 8_640_000.0], [7.0], [5.0, 5.0, 400_000.0]]
+    users, items = pa.array([1, 2, 3]), pa.array(histories, pa.list_(pa.int64()))
+    source = tmp_path / "histories"
+    source.mkdir()
+    table = pa.table({"user_id": users, "history": items, "times": times})
+    pq.write_table(table, source / "a.parquet")
+    pq.write_table(table.slice(0, 0), source / "b.parquet")
+    command = [*CLI, "batch", str(trained.saved), "--histories", str(source), "-k", "20"]
+    done = run([*command, "--out", str(tmp_path / "out"), "--workers", "1"])
+    assert done.returncode == 0, done.stderr
+    served = Recommender.load(trained.saved)
+    expected = served.recommend(histories, 20, times=times)
+    found = answers_in(tmp_path / "out")
+    assert found["items"] == expected.items
+    assert np.array_equal(np.array(found["scores"], np.float32), expected.scores)
+    assert not np.array_equal(expected.scores, served.recommend(histories, 20).scores)
+    # Without such a column, or under another name, nothing is known of times.
+    done = run([*command, "--out", str(tmp_path / "untimed"), "--times-column", "when"])
+    assert done.returncode == 0, done.stderr
+    assert answers_in(tmp_path / "untimed")["items"] == served.recommend(histories, 20).items
+    pq.write_table(table.drop_columns(["times"]), source / "b.parquet")
+    done = run([*command, "--out", str(tmp_path / "some")])
+    assert done.returncode == 2
+    assert "b.parquet: has no times in 'times', as other files have" in done.stderr
+    short = pa.array([[0.0], *times[1:]])
+    pq.write_table(table.set_column(2, "times", short), source / "a.parquet")
+    (source / "b.parquet").unlink()
+    done = run([*command, "--out", str(tmp_path / "short")])
+    assert done.returncode == 2
+    assert "user 1 has 1 entries in 'times', but 4 items" in done.stderr

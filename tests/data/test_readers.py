@@ -22,7 +22,7 @@ ROWS: list[Row] = [(7, 30, 1287532527), (7, 10, 1287532528), (3, 30, 1287440263)
 
 def compress(data: bytes, suffix: str) -> bytes:
     if suffix == ".gz":
-        return gzip.compress(data)
+        return gzip.compress(data, mtime=0)
     if suffix == ".zst":
         return bytes(pa.compress(data, codec="zstd", asbytes=True))
     return data
@@ -230,7 +230,7 @@ GOOD = "user,item,time\n1,2,1287532527\n"
         ("log.csv", GOOD.encode() + b"3,caf\xe9,5\n", r"line 3: the item is not UTF-8 text: '3,caf\\\\xe9,5'"),
         ("log.csv", b"us\xe9r,item,time\n1,2,3\n", "line 1: not UTF-8 text"),
         ("log.csv", GOOD.encode("utf-16"), "named as plain text, but looks like UTF-16 text"),
-        ("log.csv", gzip.compress(GOOD.encode()), "named as plain text, but looks like gzip"),
+        ("log.csv", gzip.compress(GOOD.encode(), mtime=0), "named as plain text, but looks like gzip"),
         ("log.csv", b"user,item,time\n\0\0\0\n", "named as plain text, but holds zero bytes"),
         ("log.parquet", GOOD, "named as Parquet, but does not begin like it: b'user,item,time"),
         ("log.parquet", b"PAR1" + bytes(50), "log.parquet: not a readable Parquet file"),

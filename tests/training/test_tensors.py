@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,26 @@ def test_we_read_what_the_safetensors_package_writes(tmp_path: Path) -> None:
     assert metadata == {"key": "value"}
     save_file(examples(), tmp_path / "y")  # without any text
     assert load_tensors(tmp_path / "y")[1] == {}
+
+
+def test_a_file_is_flushed_and_read_by_whom_the_mask_lets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, flush = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor).st_ino)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    before = os.umask(0o027)
+    try:
+        save_tensors(tmp_path / "some.safetensors", examples(), {})
+    finally:
+        os.umask(before)
+    state = (tmp_path / "some.safetensors").stat()
+    assert state.st_mode & 0o777 == 0o640
+    assert state.st_ino in flushed
 
 
 def test_the_same_arrays_give_the_same_bytes(tmp_path: Path) -> None:

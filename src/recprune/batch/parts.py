@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recprune.batch.plan import BatchPlan, BatchSettings, Piece
+from recprune.batch.plan import BatchPlan, Piece
 from recprune.data.identifiers import ExternalId, IntegerIds
 from recprune.recommender.recommender import Recommendations
 from recprune.storage import writing_file
@@ -93,7 +93,7 @@ class PartWriter:
         self._out = Path(out)
         self._stack = ExitStack()  # for as long as the process lives
         self._asked = self._stack.enter_context(plan.opened())
-        self._reader = _Reader(plan.settings)
+        self._reader = _Reader(plan)
 
     def write(self, part: int) -> PartReport:
         """Answer all rows of a part and put its file in place."""
@@ -124,18 +124,37 @@ class PartWriter:
         """Return the answers to some rows; add to `seconds` what they took."""
         settings = self._plan.settings
         recommender, snapshot = self._asked
+        histories = _as_lists(rows.column(settings.history_column))
         found = recommender.recommend(
-            _as_lists(rows.column(settings.history_column)),
+            histories,
             min(settings.k, self._asked.most),  # more would only be padding
             exclude_seen=settings.exclude_seen,
             where=settings.where,
             at_most=settings.at_most,
+            times=self._times(rows, histories),
             index=snapshot,
         )
         for stage, names in _STAGES.items():
             seconds[stage] += sum(found.milliseconds.get(name, 0.0) for name in names) / 1000.0
         integers = isinstance(recommender.item_ids, IntegerIds)
         return _as_rows(rows.column(settings.user_column), found, integers)
+
+    def _times(
+        self, rows: pa.RecordBatch, histories: list[list[ExternalId]]
+    ) -> list[list[float]] | None:
+        """Return when the items of histories were, a moment for each; None where nothing says."""
+        column = self._plan.times_column
+        if column is None:
+            return None
+        times = [moments or [] for moments in rows.column(column).to_pylist()]
+        for row, (moments, history) in enumerate(zip(times, histories, strict=True)):
+            if len(moments) != len(history):
+                user = rows.column(self._plan.settings.user_column)[row].as_py()
+                raise InputError(
+                    f"user {user!r} has {len(moments)} entries in {column!r}, but "
+                    f"{len(history)} items"
+                )
+        return times
 
 
 def _as_rows(users: pa.Array, found: Recommendations, integers: bool) -> pa.RecordBatch:
@@ -162,8 +181,10 @@ def _as_rows(users: pa.Array, found: Recommendations, integers: bool) -> pa.Reco
 class _Reader:
     """Reads rows. Keeps its place: a later part of the same row group goes on from there."""
 
-    def __init__(self, settings: BatchSettings) -> None:
-        self._columns = [settings.user_column, settings.history_column]
+    def __init__(self, plan: BatchPlan) -> None:
+        self._columns = [plan.settings.user_column, plan.settings.history_column]
+        if plan.times_column is not None:
+            self._columns.append(plan.times_column)
         self._place: tuple[str, int] | None = None
         self._file: Any = None
         self._batches: Iterator[pa.RecordBatch] = iter(())

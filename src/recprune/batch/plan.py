@@ -50,6 +50,7 @@ class BatchSettings:
     rows_per_part: int = 4096
     where: str | None = None  # a condition on the attributes of items
     at_most: tuple[str, int] | None = None  # a column, and how many may have the same value in it
+    times_column: str = "times"  # of histories, in seconds since 1970, where all files have it
 
     def __post_init__(self) -> None:
         for name in ("k", "rows_per_part"):
@@ -62,6 +63,7 @@ class BatchSettings:
         """Return the settings, without filters that are not there: older runs did not know any."""
         settings = json.loads(json.dumps(asdict(self)))  # as it is read back: lists, not tuples
         unused = [name for name in ("where", "at_most") if settings[name] is None]
+        unused.append("times_column")  # the plan has it, where there is such a column
         return {name: value for name, value in settings.items() if name not in unused}
 
 
@@ -95,6 +97,7 @@ class BatchPlan:
     files: tuple[InputFile, ...]
     settings: BatchSettings
     catalogue: FrozenCatalogue | None = None  # None: the items of the training
+    times_column: str | None = None  # None: nothing says when the items of histories were
 
     @cached_property
     def _row_groups(self) -> list[tuple[InputFile, int]]:
@@ -138,13 +141,18 @@ class BatchPlan:
         files = [asdict(file) | {"path": Path(file.path).name} for file in self.files]
         for file in files:
             del file["modified_ns"]
-        return {
+        planned = {
             "kind": "batch plan",
             "version": _VERSION,
             "settings": self.settings.to_json(),
             "recommender": self.recommender_sha256,
             "histories": json.loads(json.dumps(files)),  # as it is read back: lists, not tuples
-        } | ({} if self.catalogue is None else {"catalogue": self.catalogue.to_json()})
+        }
+        if self.catalogue is not None:
+            planned["catalogue"] = self.catalogue.to_json()
+        if self.times_column is not None:
+            planned["times"] = self.times_column
+        return planned
 
     @contextmanager
     def opened(self) -> Iterator[AskedAt]:
@@ -187,20 +195,31 @@ def make_plan(
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None
+    without_times: list[Path] = []
     for path in paths:
-        file, user_type = _look_at(path, settings, isinstance(loaded.item_ids, IntegerIds))
+        file, user_type, has_times = _look_at(
+            path, settings, isinstance(loaded.item_ids, IntegerIds)
+        )
+        if not has_times:
+            without_times.append(path)
         if first_type not in (None, user_type):
             raise InputError(
                 f"{path}: {settings.user_column!r} is {user_type}, in {paths[0]} {first_type}"
             )
         first_type = user_type
         files.append(file)
+    if without_times and len(without_times) < len(paths):
+        raise InputError(
+            f"{without_times[0]}: has no times in {settings.times_column!r}, as other files have: "
+            "histories are with or without"
+        )
     return BatchPlan(
         os.path.realpath(recommender),
         recommender_checksum(recommender),
         tuple(files),
         settings,
         catalogue,
+        None if without_times else settings.times_column,
     )
 
 
@@ -233,8 +252,13 @@ def _parquet_files(source: Path, progress: Progress) -> list[Path]:
     return found
 
 
-def _look_at(path: Path, settings: BatchSettings, integers: bool) -> tuple[InputFile, pa.DataType]:
-    """Return a file's sizes and the type of its users; refuse what cannot hold histories."""
+def _look_at(
+    path: Path, settings: BatchSettings, integers: bool
+) -> tuple[InputFile, pa.DataType, bool]:
+    """Return a file's sizes, the type of its users, and whether it says when items were.
+
+    What cannot hold histories is refused.
+    """
     with needs_extra("data"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -268,7 +292,19 @@ def _look_at(path: Path, settings: BatchSettings, integers: bool) -> tuple[Input
             "as the ids of the catalogue are"
         )
     where = os.path.realpath(path)
-    return InputFile(where, state.st_size, state.st_mtime_ns, footer, rows), users
+    file = InputFile(where, state.st_size, state.st_mtime_ns, footer, rows)
+    return file, users, _has_times(schema, settings.times_column)
+
+
+def _has_times(schema: pa.Schema, column: str) -> bool:
+    import pyarrow as pa
+
+    if schema.get_all_field_indices(column) == []:
+        return False
+    kind = schema.field(column).type
+    return _is_list(kind) and bool(
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

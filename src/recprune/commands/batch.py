@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history-column", default=usual.history_column, help="default %(default)s"
     )
     parser.add_argument(
+        "--times-column",
+        default=usual.times_column,
+        help="when items were, in seconds since 1970, where all files have it; default %(default)s",
+    )
+    parser.add_argument(
         "--rows-per-part",
         type=int,
         default=usual.rows_per_part,
@@ -89,6 +94,7 @@ def _answer(parsed: argparse.Namespace, catalogue: FrozenCatalogue | None) -> No
             parsed.rows_per_part,
             parsed.where,
             parsed.at_most,
+            parsed.times_column,
         ),
         say,
         catalogue=catalogue,

@@ -73,7 +73,7 @@ def write_histories(log: Interactions, out: str, most: int, progress: Progress) 
         {
             names.user_column: users,
             names.history_column: pa.list_(items),
-            "times": pa.list_(pa.float64()),
+            names.times_column: pa.list_(pa.float64()),
         }
     )
     try:

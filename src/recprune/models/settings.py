@@ -165,7 +165,10 @@ class TrainingSettings:
         for name in ("num_in_batch", "full_epochs", "code_epochs"):
             _check_count(self, name, least=0)
         if self.loss == "bce" and self.num_negatives != 1:
-            raise InputError(f"loss bce has one negative, num_negatives is {self.num_negatives}")
+            raise InputError(
+                f"loss bce has one negative, num_negatives is {self.num_negatives}: set it to 1, "
+                "or take loss gbce with calibration=0, which is bce with many"
+            )
         if self.negatives == "own" and (self.num_in_batch or self.logq):
             raise InputError("num_in_batch and logq need shared negatives: negatives is own")
         if self.logq and self.loss != "softmax":

@@ -27,8 +27,9 @@ from recprune.types import (
     InterruptedWorkError,
     Json,
     StorageError,
-    with_article,
+    type_in_words,
 )
+from recprune.vectors.vector_index import VectorIndex
 
 if TYPE_CHECKING:
     from recprune.data.content import Content
@@ -178,7 +179,7 @@ def from_encoder(
 ) -> Recommender:
     """Put an encoder from elsewhere together with its items: see `Recommender.from_encoder`."""
     if not isinstance(index, Index):
-        raise InputError(f"index is {with_article(type(index).__name__)}, expected an Index")
+        raise _no_index(index)
     form = PaddedForm(checked_count(length, "length"), checked_count(padding, "padding"), pad_side)
     count = index.num_items
     if not 0 <= checked_count(first_item, "first_item") <= 2**31 - count:
@@ -200,6 +201,16 @@ def from_encoder(
     return Recommender(index, chosen, ids, counts[order], settings, {}, chosen.exported)
 
 
+def _no_index(given: object) -> InputError:
+    said = f"index is {type_in_words(given)}, expected an Index"
+    if isinstance(given, VectorIndex):
+        said += (
+            ": vectors are turned there, an encoder's are not; assign_pq(vectors) has codes and "
+            "sub_item_embeddings for Index.build"
+        )
+    return InputError(said)
+
+
 def _foreign_encoder(
     encoder: Any, form: PaddedForm, numbers: Int32Array, width: int, threads: int
 ) -> ForeignEncoder:
@@ -209,7 +220,7 @@ def _foreign_encoder(
         return ForeignEncoder.of_onnx(encoder, form, numbers, width, threads)
     if not isinstance(encoder, str | Path):
         expected = "an ONNX model, as a path or bytes, or a function"
-        given = with_article(type(encoder).__name__)
+        given = type_in_words(encoder)
         raise InputError(f"encoder is {given}, expected {expected}")
     try:
         model = Path(encoder).read_bytes()

@@ -81,7 +81,10 @@ def _not_taken(index: Any) -> InputError:
 
     if isinstance(index, faiss.IndexPQFastScan):
         return _other_bits(index.nbits)
-    return InputError(f"the index is {type_in_words(index)}, expected a faiss.IndexPQ")
+    return InputError(
+        f"the index is {type_in_words(index)}, expected a faiss.IndexPQ, alone or behind rotations "
+        "(OPQ16,PQ16x8); of vectors, VectorIndex.build makes an index"
+    )
 
 
 def _other_bits(bits: int) -> InputError:

@@ -7,6 +7,7 @@ name it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,15 @@ def save_tensors(
         for name, array in tensors.items()
     }
     with writing_file(path) as temporary:
+        mode = temporary.stat().st_mode
         try:
             save_file(contiguous, temporary, metadata={_TEXT: json.dumps(dict(metadata))})
         except SafetensorError as error:
             raise StorageError(f"{path}: cannot be written: {error}") from None
+        # The package has put another file in its place, which only we may read, and not flushed it.
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
