@@ -159,7 +159,8 @@ def run(parsed: argparse.Namespace) -> None:
     )
     if parsed.metrics or parsed.cutoffs:
         print_metrics(evaluations, parsed.metrics or _COLUMNS[:2], shown_at)
-    output.print(_about_seen(parsed.exclude_seen, otherwise), markup=False, soft_wrap=True)
+    if parsed.models or baselines:  # rankings from elsewhere are judged as they are
+        output.print(_about_seen(parsed.exclude_seen, otherwise), markup=False, soft_wrap=True)
     print_repeats(evaluations, columns[:2])
     print_cold(evaluations, [f"{name}@{cutoff}" for cutoff in for_cold for name in _COLUMNS[:2]])
     others = {name: users for name, users in ranked.items() if name not in models}

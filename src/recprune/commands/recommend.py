@@ -153,6 +153,8 @@ def _answer(
         )
 
     found = recommend()
+    if parsed.where is not None and len(histories) and not any(found.items):
+        _say("--where is true of no item that may be recommended")
     names: dict[ExternalId, str] | None = parsed.names
     for place in range(len(histories)):
         items, unknown = found.items[place], found.unknown[place]

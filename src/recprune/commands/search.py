@@ -107,7 +107,12 @@ def run(parsed: argparse.Namespace) -> None:
         if parsed.json:
             print(json.dumps(answer))  # noqa: T201
         else:
-            found = "  ".join(f"{i}:{s:.4f}" for i, s in zip(ids, scores, strict=True) if i >= 0)
+            shown = ids if names is None else names[query]
+            found = "  ".join(
+                f"{name}:{score:.4f}"
+                for item, name, score in zip(ids, shown, scores, strict=True)
+                if item >= 0
+            )
             if sys.stdout.isatty():
                 begin = f"{query:<4} {answer['method']:11} {microseconds[query]:6.0f} µs  "
                 print(folded(begin, found))  # noqa: T201
