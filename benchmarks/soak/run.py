@@ -39,6 +39,7 @@ class Plan:
     items: int = 5_000
     workers: int = 2
     askers: int = 2
+    kept: int = 200  # events of a user, of whom some have more
     seed: int = 0
 
 
@@ -85,7 +86,7 @@ class Soak:
             self.disk,
             f"sqlite:///{place / 'histories.db'}",
             workers=plan.workers,
-            options=["--live", str(self.live)],
+            options=["--live", str(self.live), "--max-history", str(plan.kept)],
         )
         self.end = threading.Event()
         self.seen = Seen()
@@ -97,6 +98,7 @@ class Soak:
             self.seen,
             self.end,
             threading.Lock(),
+            plan.kept,
         )
         self.log = GrowingLog(place / "log", ids)
         self._refresh_s = 5.0  # what one took

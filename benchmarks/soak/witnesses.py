@@ -46,6 +46,7 @@ class Scene:
     seen: Seen
     end: threading.Event
     changing: threading.Lock  # held by whoever changes the catalogue
+    kept: int  # events of a user: what came before is not known to have been seen
 
     def ask(self, client: Client, method: str, path: str, body: Json | None = None) -> Reply | None:
         """Ask until there is an answer; None if the soak ends before."""
@@ -164,6 +165,7 @@ class Asker:
         acts = not history or rng.random() < 0.3
         if acts and not self._write_event(client, user, history, rng):
             return
+        history = history[-self._scene.kept :]
         asked: Json = {"user": user}
         if rng.random() < 0.3:
             history = rng.sample(self._trained, rng.randrange(1, 30))
