@@ -135,7 +135,6 @@ def test_every_method_returns_what_one_index_returns(
     words = np.frombuffer(rng.bytes(8 * 47), np.uint64)
     boosts = [some_boosts(rng, NUM_ITEMS, rng.choice([0.001, 0.1, 0.9])) for _ in model.queries]
     for k, filters in (
-        (0, {}),
         (1, {}),
         (NUM_ITEMS + 5, {}),
         (10, {"exclude": exclude}),
