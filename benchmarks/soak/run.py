@@ -173,13 +173,13 @@ class Soak:
                     self.seen.failed.append(f"refresh: {code} {said[-300:]}")
                 if code == 0:
                     self._refresh_s = seconds
-                if self._is_a_pair():
+                if self._note_what_is_in_place():
                     while not self._ask_to_reload() and not self.end.wait(0.2):
                         pass
                 change.acknowledge()
 
-    def _is_a_pair(self) -> bool:
-        """Take note of a new recommender; return False if its live index is not in place yet."""
+    def _note_what_is_in_place(self) -> bool:
+        """Take note of a new recommender; return whether its live index is in place too."""
         version = kind_and_version(self.folder)[1]
         recommender, scene = Recommender.load(self.folder), self.scene
         with LiveIndex.open(self.live) as live:

@@ -62,9 +62,9 @@ class BatchSettings:
     def to_json(self) -> Json:
         """Return the settings, without filters that are not there: older runs did not know any."""
         settings = json.loads(json.dumps(asdict(self)))  # as it is read back: lists, not tuples
-        unused = [name for name in ("where", "at_most") if settings[name] is None]
-        unused.append("times_column")  # the plan has it, where there is such a column
-        return {name: value for name, value in settings.items() if name not in unused}
+        left_out = {name for name in ("where", "at_most") if settings[name] is None}
+        left_out.add("times_column")  # which the plan names, where there is such a column
+        return {name: value for name, value in settings.items() if name not in left_out}
 
 
 @dataclass(frozen=True)
