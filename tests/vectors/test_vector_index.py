@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,58 @@ def test_answers_are_exact_by_the_codes(built: VectorIndex, vectors: Float32Arra
     assert np.array_equal(one.ids, top.ids[0])
     assert np.array_equal(one.scores, top.scores[0])
     assert built.search(queries[:0], 7).ids.shape == (0, 7)
+
+
+@pytest.mark.parametrize("method", ["auto", "pqtopk", "recjpqprune"])
+@pytest.mark.parametrize("rerank", [0, 40, 3000])
+def test_boosts_are_added_last(
+    built: VectorIndex, vectors: Float32Array, rerank: int, method: str
+) -> None:
+    queries = drawn(6, 24, seed=9)
+    rng = np.random.default_rng(3)
+    boosts: list[Any] = [
+        (rng.permutation(3000)[:50], rng.normal(0, 20, 50).astype(np.float32)) for _ in queries
+    ]
+    boosts[2] = ([], [])
+    exclude = [items[:3] for items, _ in boosts]
+    top = built.search(
+        queries, 7, rerank=rerank, method=method, boosts=boosts, exclude=exclude
+    )  # fmt: skip
+    assert top.stats.exact.all()
+    codes, tables = built.index.item_codes(), built.index.sub_item_scores(built.turned(queries))
+    for place, (items, values) in enumerate(boosts):
+        by_codes = reference.score_items(tables[place], codes, None)
+        products = (vectors * queries[place].astype(np.float64)).sum(axis=1).astype(np.float32)
+        for scores in (by_codes, products):
+            scores[np.array(items, np.int64)] += np.array(values, np.float32)
+            scores[exclude[place]] = -np.inf
+        best = np.lexsort((np.arange(3000), -by_codes))
+        if rerank:
+            candidates = np.sort(best[: min(rerank, 3000 - len(exclude[place]))])
+            by_codes, best = products, candidates[np.argsort(-products[candidates], kind="stable")]
+        assert np.array_equal(top.ids[place], best[:7])
+        assert np.array_equal(top.scores[place].view(np.uint32), by_codes[best[:7]].view(np.uint32))
+    one = built.search(queries[0], 7, rerank=rerank, method=method, boosts=boosts[0],
+                       exclude=exclude[0])  # fmt: skip
+    assert np.array_equal(one.ids, top.ids[0])
+    assert np.array_equal(one.scores, top.scores[0])
+
+
+def test_scores_that_float32_cannot_hold_are_refused() -> None:
+    index = VectorIndex.from_codes(
+        np.array([[0], [1]], np.uint8),
+        np.array([[[1, 1], [2, 2]]], np.float32),
+        vectors=[[1e20, 1], [2, 2]],
+        rotation=[[1, 1], [0, 1]],
+    )
+    assert index.search([3.0, 1.0], 1).ids.tolist() == [1]
+    assert index.turned([3.0, 1.0]).tolist() == [4.0, 1.0]
+    with pytest.raises(InputError, match=r"queries\[1\] is more than float32 can hold, turned"):
+        index.search([[1.0, 1.0], [3e38, 3e38]])
+    far = [[1.0, 1.0], [1e20, 1.0]]
+    assert index.search(far).ids.tolist()[1][0] == 1
+    with pytest.raises(InputError, match=r"queries\[1\]: its product with a vector is more than"):
+        index.search(far, rerank=2)
 
 
 @pytest.mark.parametrize("k", [1, 10, 3500])
@@ -303,11 +356,23 @@ def test_a_strange_folder_is_refused(built: VectorIndex, tmp_path: Path) -> None
         ("vectors", np.ones((3000, 7), np.float32), "different widths"),
         ("vectors", np.full((3000, 24), np.nan, np.float32), "vectors is not all finite"),
     ):
-        strange = VectorIndex(built.index, built._rotation, built.item_ids, built.vectors, ())
-        setattr(strange, "_rotation" if name == "rotation" else name, array)
+        strange = VectorIndex(built.index, built.rotation, built.item_ids, built.vectors, ())
+        setattr(strange, name, array)
         strange.save(tmp_path / "strange")
         with pytest.raises(StorageError, match=why):
             VectorIndex.load(tmp_path / "strange")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"num_splits": "8"}, {"bytes_per_item": True}, {"num_splits": 0}, {"by_codes": "codes"},
+     {"reranked": 1.5}, {"by_codes": math.nan}],
+)  # fmt: skip
+def test_strange_recalls_are_refused(built: VectorIndex, changed: Any, tmp_path: Path) -> None:
+    recall = replace(built.recalls[0], **changed)
+    VectorIndex(built.index, built.rotation, built.item_ids, None, [recall]).save(tmp_path / "it")
+    with pytest.raises(StorageError, match="a recall is .* expected counts of bytes, and shares"):
+        VectorIndex.load(tmp_path / "it")
 
 
 def test_best_products_in_parts(vectors: Float32Array, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,15 @@ is when both sides are turned.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from recprune.types import Float32Array, Float64Array, needs_extra
+import numpy as np
+from numpy.typing import NDArray
+
+from recprune.types import Float32Array, Float64Array, InputError, StorageError, needs_extra
 
 _SAMPLE = 65_536  # vectors that the axes are found from
+_ROWS = 16_384  # that are looked at together: some megabytes beside those of the folder
 
 
 def balanced_rotation(
@@ -29,6 +33,32 @@ def balanced_rotation(
     rotation = np.zeros((num_splits * size, width), np.float32)
     rotation[places] = axes
     return rotation
+
+
+def turned(vectors: Float32Array, rotation: Float32Array, name: str) -> Float32Array:
+    """Return vectors [n, d], which errors call `name`, as an index of turned ones has them.
+
+    They are turned one by one: BLAS gives a row other last bits in company than alone.
+    """
+    found = np.empty((len(vectors), len(rotation)), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for row, vector in zip(found, vectors, strict=True):
+            np.matmul(rotation, vector, out=row)
+    finite = np.isfinite(found).all(axis=1)
+    if not finite.all():
+        raise InputError(f"{name}[{int(finite.argmin())}] is more than float32 can hold, turned")
+    return found
+
+
+def checked_matrix(array: NDArray[Any], rows: int, name: str) -> Float32Array:
+    """Return vectors, or a rotation, that were read from a folder, if they are so many rows."""
+    if array.dtype != np.float32 or array.ndim != 2 or len(array) != rows or not array.size:
+        given = f"{array.dtype}{list(array.shape)}"
+        raise StorageError(f"{name} is {given}, expected float32[{rows}, d]")
+    for first in range(0, rows, _ROWS):
+        if not np.isfinite(array[first : first + _ROWS]).all():
+            raise StorageError(f"{name} is not all finite")
+    return array
 
 
 def _principal_axes(sample: Float64Array) -> tuple[Float64Array, Float64Array]:

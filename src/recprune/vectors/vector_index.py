@@ -8,7 +8,7 @@ candidates by their vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from recprune.data.identifiers import (
 )
 from recprune.preparation.codebook import assign_pq
 from recprune.search.checks import (
+    MAX_SPLITS,
     checked_codes,
     checked_count,
     checked_k,
@@ -33,9 +34,12 @@ from recprune.search.checks import (
 from recprune.search.faiss_io import read_faiss
 from recprune.search.index import Index
 from recprune.search.index_arrays import Layout
+from recprune.search.methods import Method
+from recprune.search.question import ScoreOverflowError, boosts_of, checked_question
 from recprune.search.top_k import TopK
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import (
+    Boosts,
     CodeArray,
     Float32Array,
     InputError,
@@ -43,10 +47,11 @@ from recprune.types import (
     Json,
     Progress,
     StorageError,
+    frozen,
     no_progress,
     random_generator,
 )
-from recprune.vectors.rotation import balanced_rotation
+from recprune.vectors.rotation import balanced_rotation, checked_matrix, turned
 
 KIND = "vector index"
 _VERSION = 1
@@ -79,11 +84,12 @@ class VectorIndex:
         recalls: Sequence[Recall],
     ) -> None:
         """Use `build`, `from_codes`, `from_faiss` or `load`."""
+        frozen(rotation)
         self.index = index  # of the turned vectors
+        self.rotation = rotation  # what vectors and queries are turned by, [width of index, d]
         self.item_ids = item_ids
         self.vectors = vectors  # as they were given, in the order of the ids; None: not kept
         self.recalls = tuple(recalls)  # for every number of splits that was tried, the last is used
-        self._rotation = rotation
 
     def __repr__(self) -> str:
         kept = "vectors kept" if self.vectors is not None else "codes alone"
@@ -95,7 +101,7 @@ class VectorIndex:
     @property
     def width(self) -> int:
         """The dimension d of vectors and queries."""
-        return int(self._rotation.shape[1])
+        return int(self.rotation.shape[1])
 
     @property
     def num_items(self) -> int:
@@ -154,9 +160,12 @@ class VectorIndex:
         for size in sizes if num_splits is None else [num_splits]:
             progress(f"{size} splits")
             rotation = balanced_rotation(given, size, random_generator(seed, size))
-            turned = given @ rotation.T
             quantised = assign_pq(
-                turned, num_splits=size, num_sub_items=num_sub_items, seed=seed, threads=threads
+                given @ rotation.T,
+                num_splits=size,
+                num_sub_items=num_sub_items,
+                seed=seed,
+                threads=threads,
             )
             index = Index.build(
                 quantised.codebook.codes,
@@ -195,7 +204,7 @@ class VectorIndex:
         count, width = len(given), embeddings.shape[0] * embeddings.shape[2]
         turning = np.eye(width, dtype=np.float32)
         if rotation is not None:
-            turning = checked_vectors(rotation, "rotation")
+            turning = checked_vectors(rotation, "rotation").copy()
             if len(turning) != width:
                 raise InputError(f"rotation has {len(turning)} rows, expected {width}")
         kept = None if vectors is None else checked_vectors(vectors, "vectors")
@@ -238,70 +247,99 @@ class VectorIndex:
         k: int = 10,
         *,
         rerank: int = 0,
+        method: str | Method = "auto",
         exclude: Any = None,
         allow: Any = None,
+        boosts: Any = None,
         threads: int = 1,
     ) -> TopK:
         """Return the top k for queries (floats [q, d] or [d]): positions, by their codes.
 
         With `rerank`, so many of the best by codes, at least k, are ranked by their vectors: exact
         among these, approximate with respect to all vectors, as nothing says what codes have left
-        out. Equal scores are ranked by position. `exclude` and `allow` are those of `Index.search`,
-        by position.
+        out. Equal scores are ranked by position. `method`, `exclude`, `allow` and `boosts` are
+        those of `Index.search`, by position; boosts are added to products with vectors as well.
         """
-        given = _narrow(_floats(queries, "queries", "[q, d] or [d]"))
-        asked, single = checked_queries(given, "queries", (self.width,))
-        refuse_infinite(asked, "queries")
+        asked, single = self._checked(queries)
         k, rerank = checked_k(k, self.num_items), checked_count(rerank, "rerank")
         if rerank < 0:
             raise InputError(f"rerank is {rerank}, expected 0 or more")
-        if single and exclude is not None:
-            exclude = [exclude]
-        if not rerank:
-            top = self.index.search(
-                self._turned(asked), k, exclude=exclude, allow=allow, threads=threads
-            )
-        else:
-            top = self._reranked(asked, k, max(rerank, k), exclude, allow, threads)
+        if single:
+            exclude = None if exclude is None else [exclude]
+            boosts = None if boosts is None else [boosts]
+        question = checked_question(
+            self.index,
+            turned(asked, self.rotation, "queries"),
+            max(k, min(rerank, self.num_items)),
+            method,
+            exclude,
+            allow,
+            boosts=boosts,
+            threads=threads,
+        )
+        top = self.index.answer(question)
+        if rerank:
+            added = [boosts_of(question, query) for query in range(len(asked))]
+            top = self.reranked(asked, top, k, boosts=added)
         return TopK(top.ids[0], top.scores[0], top.stats) if single else top
+
+    def turned(self, queries: Any) -> Float32Array:
+        """Return queries as `index` takes them, and a live index of the same codes."""
+        asked, single = self._checked(queries)
+        found = turned(asked, self.rotation, "queries")
+        return found[0] if single else found
+
+    def reranked(
+        self,
+        queries: Float32Array,
+        top: TopK,
+        k: int,
+        *,
+        boosts: Sequence[Boosts | None] | None = None,
+    ) -> TopK:
+        """Return the best k of answers to queries (float32 [q, d]), by the vectors themselves.
+
+        `top` is what `index` has found for them, as they are when `turned`. Its statistics stay:
+        they are about the codes. `boosts`, if the candidates were found with any, are added last.
+        """
+        if self.vectors is None:
+            raise InputError("rerank needs the vectors, which this index was built without")
+        ids = np.full((len(queries), k), -1, np.int64)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        for query, row in enumerate(top.ids):
+            # By ascending id, so that a stable sort keeps the tie rule.
+            candidates = np.sort(row[row >= 0])
+            added = None if boosts is None else boosts[query]
+            totals = _products(self.vectors, candidates, queries[query])
+            if added is not None:
+                _add(totals, candidates, added)
+            if not np.isfinite(totals).all():
+                raise ScoreOverflowError(
+                    f"queries[{query}]: its product with a vector is more than float32 can hold",
+                    query,
+                )
+            best = np.argsort(-totals, kind="stable")[:k]
+            ids[query, : len(best)] = candidates[best]
+            scores[query, : len(best)] = totals[best]
+        return TopK(ids, scores, top.stats)
 
     def external_ids(self, top: TopK) -> list[list[ExternalId]]:
         """Return the external ids of an answer, a list for each query; padding is left out."""
         rows = np.atleast_2d(top.ids)
         return [list(self.item_ids.take(row[row >= 0].tolist())) for row in rows]
 
-    def _turned(self, queries: Float32Array) -> Float32Array:
-        """Turn queries one by one: BLAS gives a row other last bits in company than alone."""
-        turned = np.empty((len(queries), len(self._rotation)), np.float32)
-        for row, query in zip(turned, queries, strict=True):
-            np.matmul(self._rotation, query, out=row)
-        return turned
-
-    def _reranked(
-        self, asked: Float32Array, k: int, count: int, exclude: Any, allow: Any, threads: int
-    ) -> TopK:
-        if self.vectors is None:
-            raise InputError("rerank needs the vectors, which this index was built without")
-        count = min(count, max(k, self.index.num_items))
-        top = self.index.search(
-            self._turned(asked), count, exclude=exclude, allow=allow, threads=threads
-        )
-        ids = np.full((len(asked), k), -1, np.int64)
-        scores = np.full((len(asked), k), -np.inf, np.float32)
-        for query, row in enumerate(top.ids):
-            # By ascending id, so that a stable sort keeps the tie rule.
-            candidates = np.sort(row[row >= 0])
-            products = _products(self.vectors, candidates, asked[query])
-            best = np.argsort(-products, kind="stable")[:k]
-            ids[query, : len(best)] = candidates[best]
-            scores[query, : len(best)] = products[best]
-        return TopK(ids, scores, top.stats)
+    def _checked(self, queries: Any) -> tuple[Float32Array, bool]:
+        """Return queries as [q, d], and whether there was just one without a batch."""
+        given = _narrow(_floats(queries, "queries", "[q, d] or [d]"))
+        asked, single = checked_queries(given, "queries", (self.width,))
+        refuse_infinite(asked, "queries")
+        return asked, single
 
     # Keeping it ----------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
         """Write the index as a folder, in place of an older one if there is one."""
-        arrays: dict[str, Any] = {"rotation": self._rotation}
+        arrays: dict[str, Any] = {"rotation": self.rotation}
         if self.vectors is not None:
             arrays["vectors"] = self.vectors
         if not isinstance(self.item_ids, RowNumbers):
@@ -319,18 +357,28 @@ class VectorIndex:
             ids = ids_from_arrays(saved.arrays, "item_ids") or RowNumbers(index.num_items)
             if len(ids) != index.num_items:
                 raise StorageError(f"{len(ids)} item_ids, the index has {index.num_items} items")
-            rotation = _checked_saved(saved, "rotation", index.width)
+            rotation = checked_matrix(saved.arrays["rotation"], index.width, "rotation")
             vectors = None
             if "vectors" in saved.arrays:
-                vectors = _checked_saved(saved, "vectors", index.num_items)
+                vectors = checked_matrix(saved.arrays["vectors"], index.num_items, "vectors")
                 if vectors.shape[1] != rotation.shape[1]:
                     raise StorageError("vectors and rotation are of different widths")
-            recalls = [Recall(**recall) for recall in saved.settings["recalls"]]
+            recalls = [_saved_recall(recall) for recall in saved.settings["recalls"]]
         except (KeyError, TypeError) as error:
             raise StorageError(f"{folder}: the vector index has no proper {error}") from None
         except StorageError as error:
             raise StorageError(f"{folder}: {error}") from None
         return cls(index, rotation, ids, vectors, recalls)
+
+
+def _saved_recall(values: Any) -> Recall:
+    recall = Recall(**values)
+    counts, shares = astuple(recall)[:2], astuple(recall)[2:]
+    if not all(type(count) is int and 1 <= count <= MAX_SPLITS for count in counts) or not all(
+        type(share) is float and 0.0 <= share <= 1.0 for share in shares
+    ):
+        raise StorageError(f"a recall is {values!r:.200}, expected counts of bytes, and shares")
+    return recall
 
 
 def _products(vectors: Float32Array, rows: Int64Array, query: Float32Array) -> Float32Array:
@@ -346,6 +394,15 @@ def _products(vectors: Float32Array, rows: Int64Array, query: Float32Array) -> F
         with np.errstate(over="ignore"):  # beyond float32 is infinity
             found[first : first + step] = (some * query.astype(np.float64)).sum(axis=1)
     return found
+
+
+def _add(scores: Float32Array, items: Int64Array, boosts: Boosts) -> None:
+    """Add boosts to the scores of those items, ascending, that they are of."""
+    boosted, values = boosts
+    places = np.minimum(np.searchsorted(items, boosted), max(0, len(items) - 1))
+    found = items[places] == boosted if len(items) else np.zeros(len(boosted), np.bool_)
+    with np.errstate(over="ignore"):
+        scores[places[found]] += values[found]
 
 
 def best_products(vectors: Float32Array, queries: Float32Array, k: int) -> Int64Array:
@@ -394,14 +451,3 @@ def _shared(found: Int64Array, wanted: Int64Array) -> float:
     return float(
         np.mean([np.isin(row, best).mean() for row, best in zip(wanted, found, strict=True)])
     )
-
-
-def _checked_saved(saved: Saved, name: str, rows: int) -> Float32Array:
-    array = saved.arrays[name]
-    if array.dtype != np.float32 or array.ndim != 2 or len(array) != rows:
-        raise StorageError(
-            f"{name} is {array.dtype}{list(array.shape)}, expected float32[{rows}, d]"
-        )
-    if not np.isfinite(array).all():
-        raise StorageError(f"{name} is not all finite")
-    return array
