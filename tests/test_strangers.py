@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recprune import METHODS, Attributes, Codebook, Index, InputError, LiveIndex, assign_random
+from recprune import (
+    METHODS,
+    Attributes,
+    Codebook,
+    Index,
+    InputError,
+    LiveIndex,
+    VectorIndex,
+    assign_random,
+)
 from recprune._native import instruction_sets
 from recprune.attributes.diversity import Limit, within
 from recprune.data.identifiers import RowNumbers
@@ -112,6 +121,22 @@ def save_foreign(folder: Path) -> None:
     )
 
 
+def save_vectors(folder: Path) -> None:
+    rng = np.random.default_rng(7)
+    ids = [f"tea {7 * number % 60:02}" for number in range(60)]
+    VectorIndex.build(rng.standard_normal((60, 7)), ids, num_splits=4).save(folder)
+
+
+def save_turned(folder: Path) -> None:
+    pytest.importorskip("onnx")
+    from tests.support.foreign_models import as_onnx
+
+    vectors = folder.with_name(f"{folder.name}-vectors")
+    save_vectors(vectors)
+    table = np.random.default_rng(8).standard_normal((60, 7)).astype(np.float32)
+    Recommender.from_encoder(as_onnx(table, 5), VectorIndex.load(vectors), length=5).save(folder)
+
+
 def save_live(folder: Path, ids: str, shards: int = 1) -> None:
     """Segments from which items have left, in as many shards, and changes in a log."""
     shape = {"num_items": 300, "has_bias": True, "ids": ids, "num_sub_items": 10}
@@ -158,6 +183,25 @@ def use_index(index: Index, rng: np.random.Generator, patch: pytest.MonkeyPatch)
 
 def try_index(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
     use_index(Index.load(folder, verify=bool(rng.integers(2))), rng, patch)
+
+
+def try_vectors(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
+    vectors = VectorIndex.load(folder, verify=bool(rng.integers(2)))
+    queries = rng.standard_normal((3, vectors.width)).astype(np.float32)
+    for rerank in (0, 20) if vectors.vectors is not None else (0,):
+        try:
+            top = vectors.search(queries, 5, rerank=rerank)
+        except InputError:  # scores overflow
+            continue
+        names = vectors.external_ids(top)
+        assert [len(row) for row in names] == (top.ids >= 0).sum(axis=1).tolist()
+        if rerank:
+            by_codes = vectors.search(queries, 20)
+            again = vectors.reranked(queries, by_codes, 5)
+            assert np.array_equal(again.ids, top.ids)
+    assert repr(vectors)
+    assert all(0.0 <= recall.by_codes <= 1.0 for recall in vectors.recalls)
+    use_index(vectors.index, rng, patch)
 
 
 def try_shards(folder: Path, rng: np.random.Generator, patch: pytest.MonkeyPatch) -> None:
@@ -335,6 +379,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "filters": (lambda to: save_recommender(to, "integers", attributes=True), try_filters, 40),
     "recommender": (lambda to: save_recommender(to, "strings"), try_recommender, 50),
     "recommender, foreign": (save_foreign, try_recommender, 50),
+    "recommender, turned": (save_turned, try_recommender, 50),
+    "vectors": (save_vectors, try_vectors, 60),
     "recommender, integers": (lambda to: save_recommender(to, "integers"), try_recommender, 20),
 }  # fmt: skip
 

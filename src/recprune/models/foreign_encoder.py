@@ -24,6 +24,7 @@ from recprune.types import (
     Timeline,
     frozen,
 )
+from recprune.vectors.rotation import turned
 from recprune.vectors.vector_index import checked_vectors
 
 PadSide = Literal["left", "right"]
@@ -86,20 +87,24 @@ class ForeignEncoder:
         item_numbers: Int32Array,
         width: int,
         *,
+        rotation: Float32Array | None = None,
         onnx: bytes | None = None,
         at_once: int = _HISTORIES_AT_ONCE,
     ) -> None:
         """Take a function of [histories, length] that returns floats [histories, width].
 
-        `item_numbers` are what items are called there, by internal id. It is asked at once for two
-        histories, to say here what would otherwise fail at the first recommendation. `onnx` is the
-        model that answers, if it is one, as it is saved.
+        `item_numbers` are what items are called there, by internal id. Where the index is of turned
+        vectors, the function returns them unturned, and `rotation` [width, d] turns them. It is
+        asked at once for two histories, to say here what would otherwise fail at the first
+        recommendation. `onnx` is the model that answers, if it is one, as it is saved.
         """
         frozen(item_numbers)
         self.form = form
         self.length = form.length
         self.width = width
+        self.rotation = rotation
         self.item_numbers = item_numbers
+        self._given_width = _given_width(width, rotation)
         self._answer = answer
         self._onnx = onnx
         self._at_once = at_once
@@ -110,11 +115,18 @@ class ForeignEncoder:
 
     @classmethod
     def of_onnx(
-        cls, model: bytes, form: PaddedForm, item_numbers: Int32Array, width: int, threads: int
+        cls,
+        model: bytes,
+        form: PaddedForm,
+        item_numbers: Int32Array,
+        width: int,
+        threads: int,
+        *,
+        rotation: Float32Array | None = None,
     ) -> ForeignEncoder:
         """Run an ONNX model, if its one input and its one output are of the right types."""
         session = open_session(model, threads)
-        kind, at_once = _checked_ends(session, form.length, width)
+        kind, at_once = _checked_ends(session, form.length, _given_width(width, rotation))
         from onnxruntime import RunOptions
 
         (name,) = (value.name for value in session.get_inputs())
@@ -127,14 +139,16 @@ class ForeignEncoder:
             except Exception as error:  # ONNX Runtime's own have no other base
                 raise StorageError(f"the encoder cannot run: {error}") from None
 
-        return cls(answer, form, item_numbers, width, onnx=model, at_once=at_once)
+        return cls(
+            answer, form, item_numbers, width, rotation=rotation, onnx=model, at_once=at_once
+        )
 
     def encode(
         self,
         histories: Sequence[Int32Array],
         timelines: Sequence[Timeline | None] | None = None,  # noqa: ARG002 # as `Encoder` has it
     ) -> Float32Array:
-        """Return the sequence embeddings of histories; timelines are left aside."""
+        """Return the sequence embeddings of histories, turned; timelines are left aside."""
         given = []
         for user, history in enumerate(histories):
             items = checked_history(history, len(self.item_numbers), f"histories[{user}]")
@@ -157,13 +171,14 @@ class ForeignEncoder:
         return ExportedEncoder(self._onnx, {})
 
     def _checked_answer(self, rows: Int64Array) -> Float32Array:
-        found = checked_vectors(self._answer(rows), "what the encoder returns")
-        if found.shape != (len(rows), self.width):
+        name, width = "what the encoder returns", self._given_width
+        found = checked_vectors(self._answer(rows), name)
+        if found.shape != (len(rows), width):
             raise InputError(
                 f"the encoder returns {list(found.shape)} for {len(rows)} histories, expected "
-                f"[{len(rows)}, {self.width}]: vectors of the index are {self.width} wide"
+                f"[{len(rows)}, {width}]: vectors of the index are {width} wide"
             )
-        return found
+        return found if self.rotation is None else turned(found, self.rotation, name)
 
     def _try(self) -> None:
         """Ask for the items of the lowest and of the highest number."""
@@ -178,6 +193,11 @@ class ForeignEncoder:
                 f"{error} (its items have the numbers {least} to {most}, and padding is "
                 f"{self.form.padding})"
             ) from None
+
+
+def _given_width(width: int, rotation: Float32Array | None) -> int:
+    """Return how wide vectors are before they are turned."""
+    return width if rotation is None else rotation.shape[1]
 
 
 def _checked_ends(session: Any, length: int, width: int) -> tuple[type[Any], int]:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.data.identifiers import sorted_ids
+from recprune.data.identifiers import (
+    CatalogueIds,
+    ExternalIds,
+    IntegerIds,
+    RowNumbers,
+    sorted_ids,
+)
 from recprune.models.foreign_encoder import ForeignEncoder, PaddedForm, PadSide
 from recprune.models.inference import ExportedEncoder, TorchEncoder
 from recprune.models.settings import Settings, find_preset
@@ -167,7 +173,7 @@ def from_model(
 
 def from_encoder(
     encoder: str | Path | bytes | Callable[[Int64Array], Any],
-    index: Index,
+    index: Index | VectorIndex,
     item_ids: Any,
     *,
     length: int,
@@ -178,17 +184,21 @@ def from_encoder(
     threads: int,
 ) -> Recommender:
     """Put an encoder from elsewhere together with its items: see `Recommender.from_encoder`."""
+    own_ids, rotation = None, None
+    if isinstance(index, VectorIndex):
+        own_ids, rotation, index = index.item_ids, index.rotation, index.index
     if not isinstance(index, Index):
-        raise _no_index(index)
+        raise InputError(f"index is {type_in_words(index)}, expected an Index or a VectorIndex")
     form = PaddedForm(checked_count(length, "length"), checked_count(padding, "padding"), pad_side)
     count = index.num_items
     if not 0 <= checked_count(first_item, "first_item") <= 2**31 - count:
         raise InputError(f"first_item is {first_item}, expected 0 to {2**31 - count}")
     counts = _checked_popularity(popularity, count)
-    ids, order = sorted_ids(item_ids, count, "items in the index")
+    ids, order = _ids_in_order(item_ids, own_ids, count)
     numbers = (first_item + order).astype(np.int32)
-    chosen = _foreign_encoder(encoder, form, numbers, index.width, threads)
-    if (order != np.arange(count)).any():
+    chosen = _foreign_encoder(encoder, form, numbers, index.width, threads, rotation)
+    is_sorted = own_ids is not None and not isinstance(own_ids, RowNumbers)
+    if not is_sorted and (order != np.arange(count)).any():
         bias = index.item_bias
         index = Index.build(
             index.item_codes()[order],
@@ -201,23 +211,39 @@ def from_encoder(
     return Recommender(index, chosen, ids, counts[order], settings, {}, chosen.exported)
 
 
-def _no_index(given: object) -> InputError:
-    said = f"index is {type_in_words(given)}, expected an Index"
-    if isinstance(given, VectorIndex):
-        said += (
-            ": vectors are turned there, an encoder's are not; assign_pq(vectors) has codes and "
-            "sub_item_embeddings for Index.build"
-        )
-    return InputError(said)
+def _ids_in_order(
+    given: Any, own: CatalogueIds | None, count: int
+) -> tuple[ExternalIds, Int64Array]:
+    """Return the ids of an index's items, sorted, and the place of each by the encoder's order.
+
+    That is the order of those that are given; without any, of those that the index has itself.
+    """
+    if given is None:
+        if own is None:
+            raise InputError("item_ids are missing: an Index knows items by their rows alone")
+        ids = IntegerIds(np.arange(count)) if isinstance(own, RowNumbers) else own
+        return ids, np.arange(count)
+    ids, order = sorted_ids(given, count, "items in the index")
+    if own is not None and not isinstance(own, RowNumbers):
+        unknown = own.find_all(ids.take(range(count))) < 0
+        if unknown.any():
+            item = ids[int(unknown.argmax())]
+            raise InputError(f"item_ids has {item!r}, which the index of vectors does not have")
+    return ids, order
 
 
 def _foreign_encoder(
-    encoder: Any, form: PaddedForm, numbers: Int32Array, width: int, threads: int
+    encoder: Any,
+    form: PaddedForm,
+    numbers: Int32Array,
+    width: int,
+    threads: int,
+    rotation: Float32Array | None,
 ) -> ForeignEncoder:
     if callable(encoder):
-        return ForeignEncoder(encoder, form, numbers, width)
+        return ForeignEncoder(encoder, form, numbers, width, rotation=rotation)
     if isinstance(encoder, bytes):
-        return ForeignEncoder.of_onnx(encoder, form, numbers, width, threads)
+        return ForeignEncoder.of_onnx(encoder, form, numbers, width, threads, rotation=rotation)
     if not isinstance(encoder, str | Path):
         expected = "an ONNX model, as a path or bytes, or a function"
         given = type_in_words(encoder)
@@ -229,7 +255,7 @@ def _foreign_encoder(
     except OSError as error:
         raise InputError(f"{encoder}: cannot be read: {error.strerror}") from None
     try:
-        return ForeignEncoder.of_onnx(model, form, numbers, width, threads)
+        return ForeignEncoder.of_onnx(model, form, numbers, width, threads, rotation=rotation)
     except (InputError, StorageError) as error:
         raise InputError(f"{encoder}: {error}") from None
 

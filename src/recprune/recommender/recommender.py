@@ -28,7 +28,7 @@ from recprune.live.snapshot import LiveSnapshot
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import BoostHeads, LearntBoosts
 from recprune.models.continuation import Continuation
-from recprune.models.foreign_encoder import PadSide
+from recprune.models.foreign_encoder import ForeignEncoder, PadSide
 from recprune.models.inference import Encoder, ExportedEncoder, ItemVectors
 from recprune.models.repeats import ItemScores
 from recprune.models.settings import DEFAULT_PRESET, ModelSettings, Settings
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from recprune.models.architectures import SequenceModel
     from recprune.models.onnx_export import EncoderPrecision
     from recprune.training.loop import EpochReport
+    from recprune.vectors.vector_index import VectorIndex
 
 EncoderKind = Literal["auto", "onnx", "torch"]
 
@@ -91,7 +92,7 @@ class Recommendations:
     by_popularity: NDArray[np.bool_]  # which histories had nothing to go by
     stats: SearchStats | None  # of the searches, for the histories that had
     milliseconds: dict[str, float]  # spent in each stage
-    sequence_embeddings: Float32Array  # [histories that had, d]
+    sequence_embeddings: Float32Array  # [histories that had, d], as the index takes them
     excluded: list[Int64Array]  # internal ids that each answer had to leave out
     learnt: LearntBoosts  # what the model adds to some scores by itself, for those that had
     top: TopK | None  # the answer of the index itself, for the histories that had
@@ -248,8 +249,8 @@ class Recommender:
     def from_encoder(
         cls,
         encoder: str | Path | bytes | Callable[[Int64Array], Any],
-        index: Index,
-        item_ids: Any,
+        index: Index | VectorIndex,
+        item_ids: Any = None,
         *,
         length: int,
         first_item: int = 0,
@@ -266,6 +267,9 @@ class Recommender:
         int32 or int64, and one output, and its weights inside. `item_ids`, integers or strings, are
         those of the index's items, in its order, and the encoder knows the same items as
         `first_item`, `first_item` + 1, and so on. Many models begin with 1 and pad with 0.
+        A `VectorIndex` has ids of its own, and these sorted: the encoder knows the items in that
+        order, or in the order of the same `item_ids`, if they are given. Its codes answer, and its
+        rotation is kept: the encoder returns vectors such as those that it was built from.
         Internal ids follow the order of the external ones, as in every recommender, so the index
         inside has its items in that order. `popularity` are interactions of every item, for
         histories of which nothing is known; without it these get items by internal id.
@@ -648,6 +652,11 @@ class Recommender:
     def trained_here(self) -> bool:
         """Whether the encoder is one of ours: else it came through `from_encoder`."""
         return "encoder" not in self.settings
+
+    @property
+    def rotation(self) -> Float32Array | None:
+        """What sequence embeddings are turned by before they are searched, None: by nothing."""
+        return self.encoder.rotation if isinstance(self.encoder, ForeignEncoder) else None
 
     def trained_settings(self, what: str) -> Settings:
         """Return the settings of the model and its training, which `what` goes by."""

@@ -28,9 +28,11 @@ from recprune.search.index import KIND as INDEX_KIND
 from recprune.search.index import Index
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import InputError, MissingExtraError, StorageError
+from recprune.vectors.rotation import checked_matrix
 
 KIND = "recommender"
-_VERSION = 7  # of the format
+_VERSION = 8  # of the format
+_UNTURNED = 7  # version in which one is written whose encoder is from elsewhere and turns nothing
 _OWN_ENCODER = 6  # version in which one is written that has an encoder of ours
 _WITHOUT_ATTRIBUTES = 5  # and that in which it is, if it has no attributes either
 _OLDEST = 3  # version that is still read
@@ -65,7 +67,10 @@ def save(recommender: Recommender, folder: str | Path) -> None:
         version = _OWN_ENCODER
     if isinstance(recommender.encoder, ForeignEncoder):
         arrays["encoder_items"] = recommender.encoder.item_numbers
-        version = _VERSION
+        version = _UNTURNED
+        if recommender.encoder.rotation is not None:
+            arrays["encoder_rotation"] = recommender.encoder.rotation
+            version = _VERSION
     save_folder(folder, Saved(KIND, version, recommender.settings, arrays, parts))
 
 
@@ -172,8 +177,11 @@ def _foreign_encoder(
         raise StorageError(f"encoder_items is {given}, expected int32[{index.num_items}]")
     if numbers.min(initial=0) < 0:
         raise StorageError(f"encoder_items is {numbers.min()} somewhere, expected 0 or more")
-    model = arrays["encoder_onnx"].tobytes()
-    return ForeignEncoder.of_onnx(model, PaddedForm.from_json(form), numbers, index.width, threads)
+    rotation = arrays.get("encoder_rotation")
+    if rotation is not None:
+        rotation = checked_matrix(rotation, index.width, "encoder_rotation")
+    model, padded = arrays["encoder_onnx"].tobytes(), PaddedForm.from_json(form)
+    return ForeignEncoder.of_onnx(model, padded, numbers, index.width, threads, rotation=rotation)
 
 
 def _from_version_3(saved: Saved) -> Saved:
