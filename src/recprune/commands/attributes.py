@@ -16,6 +16,8 @@ from recprune.search.index import KIND as INDEX
 from recprune.search.index import Index
 from recprune.storage import check_target, saved_kind
 from recprune.types import InputError
+from recprune.vectors.vector_index import KIND as VECTORS
+from recprune.vectors.vector_index import VectorIndex
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     live = is_live(parsed.folder)
     kind = INDEX if live else saved_kind(parsed.folder)
-    if kind == INDEX and parsed.out is None:
+    is_index = kind in (INDEX, VECTORS)
+    if is_index and parsed.out is None:
         raise InputError(f"{parsed.folder} is an index: say with --out where its attributes go")
     if parsed.out is not None:
-        check_target(parsed.out, kind=KIND if kind == INDEX else RECOMMENDER)
+        check_target(parsed.out, kind=KIND if is_index else RECOMMENDER)
     with showing_progress("attributes") as progress:
         progress("reading")
-        if kind == INDEX:
-            attributes = _read(parsed, _live_ids(parsed) if live else _row_numbers(parsed))
+        if is_index:
+            attributes = _read(parsed, _live_ids(parsed) if live else _index_ids(parsed, kind))
             progress("saving")
             attributes.save(parsed.out)
         else:
@@ -62,7 +65,9 @@ def run(parsed: argparse.Namespace) -> None:
     say(f"saved {attributes!r} in {parsed.out or parsed.folder}")
 
 
-def _row_numbers(parsed: argparse.Namespace) -> FoundIds:
+def _index_ids(parsed: argparse.Namespace, kind: str | None) -> FoundIds:
+    if kind == VECTORS:
+        return VectorIndex.load(parsed.folder).item_ids
     return RowNumbers(Index.load(parsed.folder).num_items)
 
 

@@ -85,6 +85,9 @@ class Limits(BaseModel):
         default=10_000, ge=0, description="users whose states are kept beside the histories"
     )
     k: _Whole = Field(default=1000, ge=1, description="items of an answer")
+    rerank: _Whole = Field(
+        default=1000, ge=1, description="candidates of an answer that are ranked by their vectors"
+    )
     # Histories, sequence embeddings or, times EVENTS_PER_QUESTION, events.
     batch: _Whole = Field(
         default=64, ge=1, le=CEILINGS["batch"], description="questions of a request"
@@ -92,7 +95,7 @@ class Limits(BaseModel):
     batch_items: _Whole = Field(
         default=16_384,
         ge=1,
-        description="items of all answers to a request: k times its questions",
+        description="items of all answers to a request: k, or rerank, times its questions",
     )
     item_ids: _Whole = Field(
         default=10_000,
@@ -154,7 +157,7 @@ class ServeSettings(BaseSettings):
         env_ignore_empty=True,
     )
 
-    folder: Path  # a saved recommender, or a saved index, which may be in shards
+    folder: Path  # a saved recommender, or an index, which may be in shards, or of vectors
     settings_file: Path | None = None
     keys_file: Path | None = None
     host: str = "127.0.0.1"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import polars as pl
 import pytest
 from playwright.sync_api import (
@@ -31,7 +32,7 @@ from playwright.sync_api import (
 )
 
 from examples.grocery import data_folder, product_names
-from recprune import Attributes, interactions_from_columns
+from recprune import Attributes, VectorIndex, interactions_from_columns
 from recprune.data.identifiers import IntegerIds
 from recprune.recommender.recommender import Recommender
 from recprune.serve.keys import add_key
@@ -677,6 +678,27 @@ def test_an_index_without_an_encoder(grocery: Path, tmp_path: Path, open_page: O
     with serving(tmp_path / "index", "--history", histories) as server:
         page = open_page(server)
         expect(page.get_by_role("alert")).to_contain_text("An index without an encoder")
+        expect(page.locator("#catalogue")).to_have_text(re.compile("searched exactly\\.$"))
+
+
+def test_an_index_of_vectors(tmp_path: Path, open_page: Open) -> None:
+    vectors = np.random.default_rng(0).standard_normal((300, 6))
+    names = [f"tea {number}" for number in range(300)]
+    VectorIndex.build(vectors, names, num_splits=2).save(tmp_path / "index")
+    histories = f"sqlite:///{tmp_path}/histories.db"
+    with serving(tmp_path / "index", "--history", histories) as server:
+        page = open_page(server)
+        expect(page.get_by_role("alert")).to_contain_text("An index without an encoder")
+        expect(page.locator("#catalogue")).to_have_text(
+            "300 items, searched exactly by their codes."
+        )
+        pick(page, "tea 7")
+        page.get_by_role("button", name="Recommend").click()
+        expect(page.get_by_role("alert")).to_contain_text("has an index only, without an encoder")
+        docs = open_page(server, "/docs")
+        section = docs.locator("#POST-search")
+        expect(section).to_contain_text("rank so many of the best by their codes")
+        expect(docs.locator("#shape-Answer")).to_contain_text("reranked")
 
 
 def test_ids_with_more_digits_than_a_number_keeps(

@@ -21,6 +21,7 @@ from recprune.shards.live_shards import ShardedSnapshot
 from recprune.shards.sharded_index import ShardedIndex
 from recprune.storage import MANIFEST, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
+from recprune.vectors.vector_index import KIND as VECTORS
 
 Searched: TypeAlias = Index | ShardedIndex | LiveSnapshot
 
@@ -37,7 +38,7 @@ def kind_and_version(folder: Path) -> tuple[str, str]:
         )
     manifest = read_manifest(folder, "recommender or index")
     kind, version = manifest["kind"], str(manifest["sha256"])[:12]
-    if kind not in (RECOMMENDER, INDEX, SHARDED_INDEX):
+    if kind not in (RECOMMENDER, INDEX, VECTORS, SHARDED_INDEX):
         raise StorageError(f"{folder}: holds a saved {kind}; expected a recommender or an index")
     return kind, version
 
@@ -47,6 +48,10 @@ def sharded_folder(settings: ServeSettings) -> Path | None:
     kind, _ = kind_and_version(settings.folder)
     if settings.fold_in is not None and settings.ray is not None:
         raise InputError("--fold-in: workers of one machine do that; give --fold-in or --ray")
+    if kind == VECTORS and settings.ray is not None:
+        raise InputError(
+            f"--ray: {settings.folder} holds a saved {kind}, which is not searched in shards"
+        )
     if settings.live is not None:
         if kind != RECOMMENDER:
             raise InputError(

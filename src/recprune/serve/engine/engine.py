@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, allowed_with, search_at_most
-from recprune.data.identifiers import ExternalId, RowNumbers
+from recprune.data.identifiers import CatalogueIds, ExternalId, RowNumbers
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
@@ -55,9 +55,13 @@ from recprune.types import (
     RecpruneError,
     StorageError,
 )
+from recprune.vectors.rotation import turned
+from recprune.vectors.vector_index import KIND as VECTORS
+from recprune.vectors.vector_index import VectorIndex
 
 T = TypeVar("T")
 
+ServedKind: TypeAlias = Literal["recommender", "index", "vector index"]
 # Of a folder of shards; a live index is opened already, and in shards itself.
 OpenShards: TypeAlias = Callable[[Path, LiveIndex | None], ShardedIndex]
 
@@ -79,6 +83,7 @@ class Choice:
     boosts: Sequence[tuple[ExternalId, float]] = ()
     where: str | None = None  # a condition on the attributes of items
     at_most: tuple[str, int] | None = None  # a column, and how many may have the same value in it
+    rerank: int = 0  # of an index of vectors: so many of the best by codes are ranked by these
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Found:
     milliseconds: dict[str, float]
     explanation: Json | None
     missing_share: float = 0.0  # of the items: those in shards that were lost
+    reranked: int = 0  # of the best by codes, so many were ranked by their vectors
 
 
 class DatedHistory(NamedTuple):
@@ -110,7 +116,7 @@ class DatedHistory(NamedTuple):
 class Engine:
     """One version of everything that answers."""
 
-    kind: Literal["recommender", "index"]
+    kind: ServedKind
     version: str
     index: Searched
     own_index: Index | None  # of the folder itself; None: it is in shards alone
@@ -120,6 +126,7 @@ class Engine:
     method_bytes: int = METHOD_BYTES  # that a method may make this process grow by
     attributes: Attributes | None = None  # of the items; those of the recommender, if there is one
     live: LiveIndex | None = None  # where items come and go
+    vectors: VectorIndex | None = None  # what the index is of, if it is one of vectors
     moments: list[Engine] = field(default_factory=list)  # the latest that `now` has returned
 
     def ask(self, moment: Engine, question: Callable[[Engine], T]) -> T:
@@ -154,6 +161,23 @@ class Engine:
         return (
             self.index.num_present if isinstance(self.index, LiveSnapshot) else self.index.num_items
         )
+
+    @property
+    def rotation(self) -> Float32Array | None:
+        """What sequence embeddings are turned by before they are searched, None: by nothing."""
+        if self.vectors is not None:
+            return self.vectors.rotation
+        return None if self.recommender is None else self.recommender.rotation
+
+    @property
+    def width(self) -> int:
+        """How wide sequence embeddings are that are searched for."""
+        return self.index.width if self.rotation is None else int(self.rotation.shape[1])
+
+    @property
+    def reranks(self) -> bool:
+        """Whether the best by codes can be ranked by their vectors."""
+        return self.vectors is not None and self.vectors.vectors is not None
 
     def code_of(self, item: int) -> list[int] | None:
         """Return the code of an item, None where it is in shards alone."""
@@ -238,7 +262,9 @@ class Engine:
         return _found(best.top, times, explanation)
 
     def search(self, sequence_embeddings: Float32Array, choice: Choice) -> list[Found]:
-        """Return the best items for sequence embeddings, [queries, d]."""
+        """Return the best items for sequence embeddings, [queries, d], as callers have them."""
+        if choice.rerank:
+            self._check_reranks(choice)
         method = self._method(choice)
         allowed, limit, filtering = self._filtered(choice)
         excluded = self.catalogue.find_all(choice.exclude)
@@ -290,6 +316,15 @@ class Engine:
             )
         return self.recommender
 
+    def _check_reranks(self, choice: Choice) -> None:
+        if not self.reranks:
+            raise InputError(
+                "rerank: this service has no vectors to rank by: serve an index of vectors that "
+                "was built with them"
+            )
+        if choice.explain:
+            raise InputError("explain: looks into the search by codes: ask for it without rerank")
+
     def _explained(self) -> Index:
         if self.live is not None:
             raise InputError(
@@ -315,10 +350,13 @@ class Engine:
     ) -> Found:
         deadline = choice.deadline
         begun = time.perf_counter()
+        given, rotation = embedding[None], self.rotation
+        if rotation is not None:
+            embedding = turned(given, rotation, "sequence embeddings")[0]
         top = search_at_most(
             self.index,
             embedding[None],
-            self._most(choice.k),
+            self._most(max(choice.k, choice.rerank)),
             limit,
             # One after the other: each query of a batch is given what the ones before it left.
             method=lambda: method if deadline is None else stopped_at(method, deadline),
@@ -327,11 +365,30 @@ class Engine:
             boosts=[boosted] if boosted is not None else None,
         )
         times = {"search": 1000.0 * (time.perf_counter() - begun)}
+        if choice.rerank and self.vectors is not None:
+            return self._reranked(given, top, choice, boosted, times)
         explanation = None
         if choice.explain:
             answered = _as_answered(limit, top, allowed)
             explanation, times["explain"] = self._explain(embedding, choice, excluded, answered)
         return _found(top, times, explanation)
+
+    def _reranked(
+        self,
+        embeddings: Float32Array,
+        by_codes: TopK,
+        choice: Choice,
+        boosted: Boosts | None,
+        times: dict[str, float],
+    ) -> Found:
+        """Return the best of one answer by codes, by their vectors."""
+        assert self.vectors is not None  # noqa: S101 # for the type checker
+        begun = time.perf_counter()
+        top = self.vectors.reranked(embeddings, by_codes, self._most(choice.k), boosts=[boosted])
+        times["rerank"] = 1000.0 * (time.perf_counter() - begun)
+        found = _found(top, times, None)
+        # No bound: what codes have left out may have any product.
+        return replace(found, gap=None, reranked=int((by_codes.ids >= 0).sum()))
 
     def _explain(
         self,
@@ -499,7 +556,7 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     folder = settings.folder
     kind, version = kind_and_version(folder)
     shards_folder = sharded_folder(settings)
-    recommender, own = None, None
+    recommender, vectors, own = None, None, None
     attributes = None
     if settings.attributes is not None:
         attributes = Attributes.load(settings.attributes)
@@ -517,6 +574,9 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         own = recommender.index
     elif kind == INDEX:
         own = Index.load(folder)
+    elif kind == VECTORS:
+        vectors = VectorIndex.load(folder)
+        own = vectors.index
     shards = None
     if shards_folder is not None and open_shards is not None:
         shards = open_shards(shards_folder, live)
@@ -538,8 +598,14 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         raise StorageError(f"{folder}: has no items to serve")
     if recommender is None:
         _check_attributes(attributes, index.num_items, settings)
+    ids: CatalogueIds = RowNumbers(index.num_items)
+    served: ServedKind = "index"
+    if recommender is not None:
+        ids, served = recommender.item_ids, "recommender"
+    elif vectors is not None:
+        ids, served = vectors.item_ids, "vector index"
     catalogue = Catalogue(
-        RowNumbers(index.num_items) if recommender is None else recommender.item_ids,
+        ids,
         None if recommender is None else recommender.popularity,
         settings.names_file,
         version=version,
@@ -551,10 +617,19 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
         item_sets[name] = named.item_set(path)
         if not item_sets[name].any():
             raise InputError(f"{path}: item set {name!r} has no item of the catalogue")
-    served: Literal["recommender", "index"] = "recommender" if recommender is not None else "index"
     most = settings.limits.method_bytes
     engine = Engine(
-        served, version, index, own, recommender, catalogue, item_sets, most, attributes, live
+        served,
+        version,
+        index,
+        own,
+        recommender,
+        catalogue,
+        item_sets,
+        most,
+        attributes,
+        live,
+        vectors,
     )
     _try_out(engine.now())
     return engine
@@ -577,7 +652,7 @@ def _check_attributes(
 def _try_out(engine: Engine) -> None:
     """Answer once, so that what cannot answer is not swapped in."""
     choice = Choice(10, [], None, "auto", None, explain=False)
-    engine.search(np.zeros((1, engine.index.width), np.float32), choice)
+    engine.search(np.zeros((1, engine.width), np.float32), choice)
     if engine.recommender is not None:
         engine.recommender.continuation  # noqa: B018 # made once, and not by the first question
         history = DatedHistory([engine.recommender.item_ids[0]])

@@ -111,12 +111,14 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         engine = served.now()
         rows = asked.sequence_embeddings()
         _check_choice(asked, len(rows), limits)
+        _check_limit("rerank", asked.rerank, limits.rerank)
+        _check_limit("rerank times batch", asked.rerank * len(rows), limits.batch_items)
         if asked.explain:
             engine.check_explains()
         for row in rows:
-            if len(row) != engine.index.width:
+            if len(row) != engine.width:
                 raise InputError(
-                    f"a sequence embedding has {len(row)} numbers, expected {engine.index.width}"
+                    f"a sequence embedding has {len(row)} numbers, expected {engine.width}"
                 )
         embeddings = _float32(rows)
         choice = asked.choice(begun)
@@ -235,6 +237,7 @@ def _answers(
             "items_scored": one.items_scored,
             "gap": one.gap,
             "missing_share": one.missing_share,
+            "reranked": one.reranked,
             "milliseconds": before | one.milliseconds,
             "explanation": one.explanation,
         }
@@ -365,6 +368,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
                 item_sets=sorted(engine.item_sets),
                 attributes={} if engine.attributes is None else engine.attributes.kinds,
                 has_names=engine.catalogue.has_names,
+                reranks=engine.reranks,
                 repeats=engine.recommender is not None and engine.recommender.repeats,
             )
         )

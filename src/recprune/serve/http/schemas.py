@@ -7,6 +7,7 @@ was sent.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from recprune.attributes.grammar import MOST_CHARACTERS
@@ -14,7 +15,7 @@ from recprune.data.identifiers import MOST_DIGITS
 from recprune.search.checks import MAX_ITEMS, MAX_SPLITS
 from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
-from recprune.serve.engine.engine import Choice
+from recprune.serve.engine.engine import Choice, ServedKind
 from recprune.serve.engine.item_changes import NewItem
 from recprune.types import MAX_SUB_ITEMS, needs_extra
 
@@ -217,15 +218,27 @@ class SearchRequest(_ItemsRequest):
     )
 
     sequence_embedding: _Numbers | None = Field(
-        None, description="As many numbers as the index is wide."
+        None,
+        description="As many numbers as the index is wide; of an index of vectors, a query as "
+        "these are, which is turned here.",
     )
     batch: _Batch[_Numbers] | None = Field(None, description="Several sequence embeddings at once.")
+    rerank: int = Field(
+        0,
+        ge=0,
+        description="Of an index of vectors: rank so many of the best by their codes, at least k, "
+        "by the vectors themselves; 0: none. /readyz says whether it can.",
+    )
 
     @validator(mode="after")
     def _one_of_them(self) -> SearchRequest:
         if (self.sequence_embedding is None) == (self.batch is None):
             raise ValueError("give either sequence_embedding or batch")
         return self
+
+    def choice(self, begun: float) -> Choice:
+        """Return what the engine is asked for; `begun` is when the request came."""
+        return replace(super().choice(begun), rerank=self.rerank)
 
     def sequence_embeddings(self) -> list[list[float]]:
         """Return the embeddings, whichever way they were given."""
@@ -341,14 +354,19 @@ class Answer(TypedDict):
     ]
     method: Annotated[str | None, Field(description="The method that ran; null where none had to.")]
     exact: Annotated[
-        bool, Field(description="Whether this is what scoring every item would return.")
+        bool,
+        Field(
+            description="Whether this is what scoring every item would return. Of an index of "
+            "vectors, by their codes; where `reranked` is more than 0, of the candidates."
+        ),
     ]
     items_scored: int
     gap: Annotated[
         float | None,
         Field(
             description="By how much an item that is missing may outscore the last one here, at "
-            "most; null where there is no bound because fewer than k were found."
+            "most; null where there is no bound, as fewer than k were found, or as `reranked` is "
+            "more than 0: nothing says what codes have left out."
         ),
     ]
     missing_share: Annotated[
@@ -356,6 +374,13 @@ class Answer(TypedDict):
         Field(
             description="The share of the catalogue that could not be searched, as its shards are "
             "lost; more than 0 only with --allow-partial. Then `exact` is false.",
+        ),
+    ]
+    reranked: Annotated[
+        int,
+        Field(
+            description="How many candidates, the best by their codes, were ranked by their "
+            "vectors: exact among these, approximate with respect to all vectors. 0: none."
         ),
     ]
     milliseconds: Annotated[dict[str, float], Field(description="Time spent in each stage.")]
@@ -419,7 +444,7 @@ class Readiness(BaseModel):
     """The service can answer."""
 
     ready: bool
-    kind: Literal["recommender", "index"]
+    kind: ServedKind
     version: str
     items: int = Field(description="How many are there now.")
     live: bool = Field(description="Whether items can be added and removed.")
@@ -428,6 +453,7 @@ class Readiness(BaseModel):
         description="Columns that where and at_most may name, and their types."
     )
     has_names: bool
+    reranks: bool = Field(description="Whether /search takes `rerank`.")
     repeats: bool  # whether the model has learnt what is taken again
 
 

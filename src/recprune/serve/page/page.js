@@ -362,11 +362,12 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redr
 new ResizeObserver(() => redraw()).observe(at("trace"));
 readiness().then(
   ({ items, kind, live, repeats, attributes }) => {
-    at("catalogue").textContent = `${count(items)} items, searched exactly.`;
+    const by = kind === "vector index" ? " by their codes" : "";
+    at("catalogue").textContent = `${count(items)} items, searched exactly${by}.`;
     explains = !live;
     showAttributes(Object.entries(attributes));
     if (repeats) at("exclude-seen").checked = false;  // what it is good at would be left out
-    if (kind === "index")
+    if (kind !== "recommender")
       showProblem(new Problem("An index without an encoder",
         "It answers sequence embeddings at /search, but cannot recommend to a history."));
   },
