@@ -429,6 +429,30 @@ def test_the_history_of_a_user_in_a_log(
     assert "--user and --log go together" in capsys.readouterr().err
 
 
+def test_a_users_log_is_read_as_it_was_prepared(
+    shop: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.txt"
+    rows = ["anna;tea6;1970-01-01T00:00:20;5", "anna;tea9;1970-01-01T00:00:15;1"]
+    rows += ["anna;tea5;1970-01-01T00:00:10;4"] * 2 + ["anna;tea5;never;4"]
+    log.write_text("\n".join(["who;what;at;stars", *rows]) + "\n")
+    arguments = ["recommend", shop.recommender, "--json", "-k", "3"]
+    reading = ["--delimiter", ";", "--user-column", "who", "--item-column", "what"]
+    reading += ["--time-column", "at", "--time-format", "iso8601", "--min-rating", "3"]
+    reading += ["--rating-column", "stars", "--deduplicate", "--on-bad-rows", "skip"]
+    assert main([*arguments, "--user", "anna", "--log", str(log), *reading]) == 0
+    found = capsys.readouterr()
+    assert "left out 1 row: " in found.err
+    assert "left out 1 rows rated below 3" in found.err
+    assert "left out 1 rows that say again what another one says" in found.err
+    assert main([*arguments, "--history", "tea5,tea6", "--times", "10,20"]) == 0
+    assert capsys.readouterr().out == found.out
+    for option in (["--min-rating", "3"], ["--deduplicate"], ["--format", "gowalla"]):
+        assert main([*arguments, "--history", "tea5", *option]) == 2
+        said = f"{option[0]} says how to read a log: give --log LOG, with --user"
+        assert said in capsys.readouterr().err
+
+
 def test_what_is_there_now_is_recommended(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

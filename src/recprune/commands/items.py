@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 
 from recprune.commands.console import print_table, say, showing_progress
-from recprune.commands.log_options import add_log_arguments, add_seed_argument, read_log
+from recprune.commands.log_options import (
+    add_optional_log_arguments,
+    add_seed_argument,
+    check_log_options,
+    read_log,
+)
 from recprune.data.identifiers import ExternalId
 from recprune.live.live_index import KnownItemError, LiveIndex
 from recprune.recommender.newcomers.fold_in import DEFAULT_EVENTS, FoldedItems, fold_in
@@ -29,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "index, all of them in one change.",
     )
     fold.add_argument("recommender", metavar="RECOMMENDER", help="made by recprune export")
-    add_log_arguments(fold, required=False)
-    fold.set_defaults(min_interactions=1, action_run=_fold_in)
+    add_optional_log_arguments(fold)
+    fold.set_defaults(action_run=_fold_in)
     fold.add_argument(
         "--content",
         metavar="FILE",
@@ -69,6 +74,7 @@ def _fold_in(parsed: argparse.Namespace) -> None:
         raise InputError("--replace goes with --live")
     if parsed.log is None and parsed.content is None:
         raise InputError("nothing to go by: give a LOG, or --content FILE, or both")
+    check_log_options(parsed, "a LOG")
     if parsed.out is not None:
         _check_out(Path(parsed.out))
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)

@@ -4,62 +4,90 @@ from __future__ import annotations
 
 import argparse
 
-from recprune.commands.console import say, showing_progress
 from recprune.data.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
-from recprune.types import Columns
+from recprune.types import Columns, InputError
+
+_LOG = "CSV, TSV, Parquet, JSON lines, or a folder of parts"
 
 
-def add_log_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the log itself and how to read it."""
-    parser.add_argument(
-        "log",
-        metavar="LOG",
-        nargs=None if required else "?",
-        help="CSV, TSV, Parquet, JSON lines, or a folder of parts",
-    )
-    parser.add_argument(
-        "--format",
-        default="auto",
-        metavar="NAME",
-        help="auto (by the file's name and columns), gowalla, tmall or movielens",
-    )
-    for role in ("user", "item", "time"):
-        parser.add_argument(f"--{role}-column", metavar="NAME", help="default: detected")
-    parser.add_argument(
-        "--time-format",
-        default="auto",
-        metavar="NAME",
-        help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd; order "
-        "for a log without times, whose rows stand in their order",
-    )
-    parser.add_argument(
-        "--min-rating", type=float, metavar="R", help="leave out rows with a lower rating"
-    )
-    parser.add_argument(
-        "--rating-column", metavar="NAME", help="with --min-rating; default: detected"
-    )
-    parser.add_argument(
-        "--deduplicate",
-        action="store_true",
-        help="of rows with the same user, item and time keep one",
-    )
-    parser.add_argument("--delimiter", metavar="CHAR", help="of a text file; default: detected")
-    parser.add_argument(
-        "--no-header", action="store_true", help="the columns of a text file are called 0, 1, 2 ..."
-    )
-    parser.add_argument(
-        "--min-interactions",
-        type=int,
-        default=DEFAULT_MIN_INTERACTIONS,
-        metavar="N",
-        help="leave out users with fewer; default %(default)s",
-    )
-    parser.add_argument(
-        "--on-bad-rows",
-        choices=("error", "skip"),
-        default="error",
-        help="stop at the first bad row, or leave bad rows out and count them; default %(default)s",
-    )
+    parser.add_argument("log", metavar="LOG", help=_LOG)
+    add_reading_arguments(parser)
+
+
+def add_optional_log_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a log that may be left out, and how to read it: no user of it is too short."""
+    parser.add_argument("log", metavar="LOG", nargs="?", help=_LOG)
+    add_reading_arguments(parser, min_interactions=1)
+
+
+def add_reading_arguments(
+    parser: argparse.ArgumentParser, *, min_interactions: int = DEFAULT_MIN_INTERACTIONS
+) -> None:
+    """Add how to read a log, `parsed.log`, which may be None."""
+    added = [
+        parser.add_argument(
+            "--format",
+            default="auto",
+            metavar="NAME",
+            help="auto (by the file's name and columns), gowalla, tmall or movielens",
+        ),
+        *(
+            parser.add_argument(f"--{role}-column", metavar="NAME", help="default: detected")
+            for role in ("user", "item", "time")
+        ),
+        parser.add_argument(
+            "--time-format",
+            default="auto",
+            metavar="NAME",
+            help="auto, seconds, milliseconds, microseconds, nanoseconds, iso8601 or yyyymmdd; "
+            "order for a log without times, whose rows stand in their order",
+        ),
+        parser.add_argument(
+            "--min-rating", type=float, metavar="R", help="leave out rows with a lower rating"
+        ),
+        parser.add_argument(
+            "--rating-column", metavar="NAME", help="with --min-rating; default: detected"
+        ),
+        parser.add_argument(
+            "--deduplicate",
+            action="store_true",
+            help="of rows with the same user, item and time keep one",
+        ),
+        parser.add_argument(
+            "--delimiter", metavar="CHAR", help="of a text file; default: detected"
+        ),
+        parser.add_argument(
+            "--no-header",
+            action="store_true",
+            help="the columns of a text file are called 0, 1, 2 ...",
+        ),
+        parser.add_argument(
+            "--min-interactions",
+            type=int,
+            default=min_interactions,
+            metavar="N",
+            help="leave out users with fewer; default %(default)s",
+        ),
+        parser.add_argument(
+            "--on-bad-rows",
+            choices=("error", "skip"),
+            default="error",
+            help="stop at the first bad row, or leave bad rows out and count them; default "
+            "%(default)s",
+        ),
+    ]
+    parser.set_defaults(reading_defaults={option.dest: option.default for option in added})
+
+
+def check_log_options(parsed: argparse.Namespace, log: str) -> None:
+    """Refuse options that say how to read a log, where none is given, as `log` would be."""
+    if parsed.log is not None:
+        return
+    for name, default in parsed.reading_defaults.items():
+        if getattr(parsed, name) != default:
+            raise InputError(f"--{name.replace('_', '-')} says how to read a log: give {log}")
 
 
 def add_seed_argument(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +96,8 @@ def add_seed_argument(parser: argparse.ArgumentParser) -> None:
 
 def read_log(parsed: argparse.Namespace) -> Interactions:
     """Read the log that a command was given, and say what was left out."""
+    from recprune.commands.console import say, showing_progress  # a recommender does without
+
     columns = Columns(
         parsed.user_column, parsed.item_column, parsed.time_column, parsed.rating_column
     )

@@ -21,8 +21,8 @@ from recprune.commands.answer_options import (
     parse_boosts,
     read_names,
 )
+from recprune.commands.log_options import add_reading_arguments, check_log_options, read_log
 from recprune.data.identifiers import ExternalId, coerce_ids
-from recprune.data.interactions import read_interactions
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommendations, Recommender
@@ -48,8 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     given.add_argument("--user", metavar="ID", help="whose history a --log has")
     parser.add_argument(
-        "--log", metavar="LOG", help="with --user: what `recprune prepare` reads; times are known"
+        "--log",
+        metavar="LOG",
+        help="with --user: what `recprune prepare` reads, by the same options; times are known",
     )
+    add_reading_arguments(parser, min_interactions=1)
     add_names_argument(parser)
     parser.add_argument(
         "--times", metavar="S,S,...", help="when the items of --history were, seconds since 1970"
@@ -80,6 +83,7 @@ def run(parsed: argparse.Namespace) -> None:
         raise InputError("--times are those of --history")
     if (parsed.user is None) != (parsed.log is None):
         raise InputError("--user and --log go together: whose history, and where it is")
+    check_log_options(parsed, "--log LOG, with --user")
     check_live(parsed)
     recommender = Recommender.load(parsed.recommender, threads=parsed.threads)
     if parsed.live is None:
@@ -99,7 +103,7 @@ def _recommend(
     if parsed.names is not None:  # once, however many histories there are
         parsed.names = read_names(recommender.item_ids, parsed.names)
     if parsed.user is not None:
-        history, parsed.times = _history_in(parsed.log, parsed.user)
+        history, parsed.times = _history_in_log(parsed)
         _answer(recommender, snapshot, [coerce_ids(recommender.item_ids, history)], parsed, None)
         return
     if parsed.history is not None:
@@ -188,18 +192,15 @@ def _answer(
         _draw_timeline(recommend().milliseconds)
 
 
-def _history_in(log: str, user: str) -> tuple[list[ExternalId], list[float]]:
+def _history_in_log(parsed: argparse.Namespace) -> tuple[list[ExternalId], list[float]]:
     """Return what a user of a log had, oldest first, and when, in seconds since 1970."""
-    from recprune.commands.console import showing_progress  # which a recommender does without
-
-    with showing_progress("log") as progress:
-        interactions = read_interactions(log, min_interactions=1, progress=progress)
-    (found,) = interactions.user_ids.find_all(coerce_ids(interactions.user_ids, [user]))
+    log = read_log(parsed)
+    (found,) = log.user_ids.find_all(coerce_ids(log.user_ids, [parsed.user]))
     if found < 0:
-        raise InputError(f"{log}: has no user {user!r}")
-    first, end = interactions.offsets[found : found + 2]
-    times = (interactions.times[first:end] / 1e6).tolist()
-    return [*interactions.item_ids.take(interactions.items[first:end])], times
+        raise InputError(f"{parsed.log}: has no user {parsed.user!r}")
+    first, end = log.offsets[found : found + 2]
+    times = (log.times[first:end] / 1e6).tolist()
+    return [*log.item_ids.take(log.items[first:end])], times
 
 
 def _numbers(text: str) -> list[float]:

@@ -228,6 +228,8 @@ def test_the_command_says_what_is_wrong(
     assert "--replace goes with --live" in said(
         log, "--out", str(tmp_path / "x.parquet"), "--replace"
     )
+    content = ("--content", log, "--out", str(tmp_path / "x.parquet"))
+    assert "--min-rating says how to read a log: give a LOG" in said(*content, "--min-rating", "3")
     other = tmp_path / "other"
     codes = np.zeros((3, 4), np.uint8)
     embeddings = np.zeros((4, 16, 8), np.float32)
