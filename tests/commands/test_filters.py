@@ -12,7 +12,7 @@ import pytest
 from recprune import Attributes, Index
 from recprune.cli import main
 from recprune.recommender.recommender import Recommender
-from tests.support.shops import Shop, lines_of, run_shown
+from tests.support.shops import SETTINGS, SIZES, Shop, lines_of, run_shown
 
 
 @pytest.fixture
@@ -55,6 +55,65 @@ def test_attributes_are_kept_with_a_recommender(shop: Shop, items: str, tmp_path
     assert loaded.attributes is not None
     assert loaded.attributes.kinds["brand"] == "text"
     assert Recommender.load(shop.recommender).attributes is None
+
+
+def test_export_in_place_of_a_recommender_keeps_its_attributes(shop: Shop, filtered: str) -> None:
+    words = ("export", shop.prepared, shop.model, "--out", filtered)
+    before = Recommender.load(filtered)
+    assert "kept the attributes price, brand\n" in run_shown(*words)
+    after = Recommender.load(filtered)
+    for condition in ("price < 20", "brand = 'brand 1'"):
+        expected = before.recommend([["tea5"]], 9, where=condition)
+        found = after.recommend([["tea5"]], 9, where=condition)
+        assert (found.items, found.scores.tolist()) == (expected.items, expected.scores.tolist())
+    # An encoder of 8 bits is another recommender of the same items; one elsewhere has no such past.
+    run_shown(*words, "--encoder-precision", "int8")
+    assert Recommender.load(filtered).attributes is not None
+    assert "attributes" not in run_shown(
+        "export", shop.prepared, shop.model, "--out", f"{filtered}2"
+    )
+
+
+def test_export_keeps_attributes_by_external_ids(
+    shop: Shop, numbered: Shop, items: str, tmp_path: Path
+) -> None:
+    # A catalogue with half of the shop's items, which have other numbers there, and one that is new.
+    lines = Path(shop.folder, "log.csv").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if any(f"tea{n}," in line for n in range(30, 60))]
+    users = sorted({line.split(",")[0] for line in kept})
+    new = [f"{user},aaa,1500000001" for user in users]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([lines[0], *kept, *new]) + "\n", encoding="utf-8")
+    prepared, model = str(tmp_path / "prepared"), str(tmp_path / "model")
+    run_shown("prepare", str(log), "--out", prepared, *SIZES)
+    run_shown("train", prepared, "--out", model, "--device", "cpu", *SETTINGS)
+    folder = tmp_path / "recommender"
+    shutil.copytree(shop.recommender, folder)
+    run_shown("attributes", str(folder), items, "--columns", "price")
+    prices = dict(pl.read_parquet(items).select("item_id", "price").iter_rows())
+    shown = run_shown("export", prepared, model, "--out", str(folder))
+    assert "kept the attributes price of 30 items; 1 are new and have none" in shown
+    small = Recommender.load(folder)
+    assert small.attributes is not None
+    for item in ("tea30", "tea59"):
+        where = f"price = {prices[item]}"
+        assert small.recommend([["aaa"]], 31, where=where).items == [[item]]
+    assert small.recommend([["tea30"]], 31, where="price is null").items == [["aaa"]]
+    # Another catalogue altogether.
+    shown = run_shown("export", numbered.prepared, numbered.model, "--out", str(folder))
+    assert "no item is the same as before, so that the attributes price are gone" in shown
+    assert f"`recprune attributes {folder} FILE` adds them again" in shown
+    assert Recommender.load(folder).attributes is None
+
+
+def test_export_over_a_damaged_recommender_says_that_attributes_may_be_gone(
+    shop: Shop, filtered: str
+) -> None:
+    (victim,) = Path(filtered).glob("**/item_ids_pool*")
+    victim.write_bytes(b"x" + victim.read_bytes()[1:])
+    shown = run_shown("export", shop.prepared, shop.model, "--out", filtered)
+    assert "if the recommender of before had attributes, they are gone: `recprune attrib" in shown
+    assert Recommender.load(filtered).attributes is None
 
 
 def test_recommend_with_a_condition(filtered: str, capsys: pytest.CaptureFixture[str]) -> None:

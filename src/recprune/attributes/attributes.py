@@ -15,7 +15,7 @@ from recprune.attributes.binding import Bound, bind, column_named
 from recprune.attributes.bitmaps import BitmapCache, words_of
 from recprune.attributes.column import AttributeColumn, column_from_arrays
 from recprune.attributes.grammar import parse_condition
-from recprune.data.identifiers import FoundIds
+from recprune.data.identifiers import ExternalIds, FoundIds
 from recprune.search.question import ItemBits
 from recprune.storage import Saved, load_folder, save_folder
 from recprune.types import InputError, Int64Array, Json, StorageError, with_article
@@ -166,6 +166,13 @@ class Attributes:
         chosen = np.where(places < 0, self.num_items, places)
         columns = {name: column.take(chosen) for name, column in beyond.columns.items()}
         return Attributes(columns, len(places))
+
+    def carried_over(self, item_ids: ExternalIds, to: ExternalIds) -> Attributes:
+        """Return the attributes of a catalogue that takes the place of the one with `item_ids`.
+
+        Items are the same where external ids are; those that are new have no values.
+        """
+        return self.taken(item_ids.find_all(to.take(range(len(to)))))
 
     def save(self, folder: str | Path) -> None:
         """Write the attributes as a folder, in place of an older one if there is one."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.attributes.attributes import Attributes
-from recprune.data.identifiers import ids_from_arrays
+from recprune.data.identifiers import ExternalIds, ids_from_arrays
 from recprune.models.activity import Activity
 from recprune.models.boost_heads import check_heads
 from recprune.models.foreign_encoder import ForeignEncoder, PaddedForm
@@ -102,6 +102,23 @@ def load(
         raise StorageError(f"{folder}: the recommender has no {error.args[0]}") from None
     except (InputError, StorageError) as error:
         raise StorageError(f"{folder}: {error}") from None
+
+
+def saved_attributes(folder: str | Path) -> tuple[ExternalIds, Attributes] | None:
+    """Return the items of a saved recommender and their attributes; None where it has none."""
+    saved = load_folder(folder, kind=KIND, version=_VERSION, oldest=_OLDEST)
+    if "attributes" not in saved.parts:
+        return None
+    item_ids = ids_from_arrays(saved.arrays, "item_ids")
+    if item_ids is None:
+        raise StorageError(f"{folder}: the recommender has no item_ids")
+    attributes = Attributes.from_parts(saved.parts["attributes"], str(folder))
+    if attributes.num_items != len(item_ids):
+        raise StorageError(
+            f"{folder}: attributes are of {attributes.num_items} items, the recommender has "
+            f"{len(item_ids)}"
+        )
+    return item_ids, attributes
 
 
 def _from_saved(

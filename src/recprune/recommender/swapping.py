@@ -49,7 +49,7 @@ class Succession:
     def swap(self, old: Recommender, new: Recommender) -> None:
         """Put the new recommender in place, and what belongs to it."""
         if old.attributes is not None:
-            new = new.with_attributes(old.attributes.taken(_places(old, new)))
+            new = new.with_attributes(old.attributes.carried_over(old.item_ids, new.item_ids))
         staged = _beside(self._target)
         new.save(staged)
         if self._live is None:
@@ -182,11 +182,6 @@ def _is_at(place: Path, folder: os.stat_result) -> bool:
 def _beside(target: Path) -> Path:
     """Return where that is made which takes the place of a folder; then the old one lies there."""
     return target.with_name(f".{target.name}.refreshed")
-
-
-def _places(old: Recommender, new: Recommender) -> Int64Array:
-    """Return the internal ids that the items of the new recommender have in the old one, or −1."""
-    return old.item_ids.find_all(new.item_ids.take(range(len(new.item_ids))))
 
 
 def _as_now(codes: NDArray[Any], old: Recommender, new: Recommender) -> NDArray[Any]:
