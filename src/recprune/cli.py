@@ -64,8 +64,9 @@ COMMANDS = {
     ),
     "attributes": (
         "give items attributes, for filters: prices, brands, what is in stock",
-        "Read what items are like from a Parquet or Arrow file, a row an item, and keep it with a "
-        "recommender, or in a folder of its own for an index: for conditions on answers.",
+        "Read what items are like from a file of Parquet, Arrow, CSV, TSV or JSON lines, a row an "
+        "item, and keep it with a recommender, or in a folder of its own for an index: for "
+        "conditions on answers.",
     ),
     "evaluate": (
         "judge a trained model on its test users, beside baselines",

@@ -385,11 +385,11 @@ def test_text_that_is_none_is_refused() -> None:
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "items.csv").write_text("item_id,price\n1,2\n")
+    (tmp_path / "items.txt").write_text("item_id,price\n1,2\n")
     (tmp_path / "broken.parquet").write_text("nothing")
     pq.write_table(pa.table({"item_id": [0, 0], "x": [1, 1]}), tmp_path / "twice.parquet")
     for name, message in (
-        ("items.csv", "items.csv: expected a file whose name ends with one of .parquet, .arrow"),
+        ("items.txt", "items.txt: expected a file whose name ends with one of .parquet, .arrow"),
         ("nowhere.parquet", "nowhere.parquet: no such file"),
         ("broken.parquet", "broken.parquet: cannot be read"),
         ("twice.parquet", "twice.parquet: row 2: the item 0 is described twice"),

@@ -1,4 +1,4 @@
-"""Columns of attributes from Arrow: a table, a frame that speaks Arrow, a Parquet or Arrow file."""
+"""Columns of attributes from Arrow: a table, a frame that speaks Arrow, a file read as one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ with needs_extra("data"):
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from recprune.attributes.text_tables import (
+        TEXT_SUFFIXES,
+        is_text_table,
+        read_delimited,
+        read_json_lines,
+    )
     from recprune.data.content import find_items
-    from recprune.data.formats import checked_column, find_column
+    from recprune.data.formats import checked_column, find_column, find_sources, kind_of
 
 _BOOLEANS = np.array([0, 1], np.uint8)
 _ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
@@ -37,10 +43,16 @@ class ItemRows(NamedTuple):
     source: str  # where they came from, for messages
 
 
-def read_table(path: str | Path) -> pa.Table:
-    """Read a Parquet file, or one of Arrow's own."""
+def read_table(path: str | Path, item_column: str | None = None) -> pa.Table:
+    """Read a file of Parquet or Arrow, or of text, where the column of ids is read as ids are."""
     file = Path(path)
     try:
+        if is_text_table(file):
+            if file.is_dir():
+                raise InputError(f"{path}: is a folder, expected a file")
+            (source,) = find_sources(file)
+            lines = kind_of(file) == "jsonl"
+            return (read_json_lines if lines else read_delimited)(source, item_column)
         if file.suffix.lower() in (".parquet", ".pq"):
             return pq.ParquetFile(file).read()
         if file.suffix.lower() in _ARROW_SUFFIXES:
@@ -50,7 +62,7 @@ def read_table(path: str | Path) -> pa.Table:
         raise InputError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    expected = ", ".join((".parquet", *_ARROW_SUFFIXES))
+    expected = ", ".join((".parquet", *_ARROW_SUFFIXES, *TEXT_SUFFIXES))
     raise InputError(f"{path}: expected a file whose name ends with one of {expected}")
 
 

@@ -104,11 +104,16 @@ class Attributes:
         item_column: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> Attributes:
-        """Do as `from_table` does, with a Parquet or Arrow file."""
+        """Do as `from_table` does, with a file: Parquet, Arrow, CSV, TSV or JSON lines.
+
+        Text may end in `.gz` or `.zst`. A column of CSV or TSV is of the type that all of its
+        fields have, an empty one is no value, and none is a list.
+        """
         from recprune.attributes.arrow_columns import read_table
 
+        table = read_table(path, item_column)
         return cls.from_table(
-            read_table(path), item_ids, item_column=item_column, columns=columns, source=str(path)
+            table, item_ids, item_column=item_column, columns=columns, source=str(path)
         )
 
     def updated(

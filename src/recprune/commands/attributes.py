@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a recommender, or an index, live or not, whose items these are",
     )
-    parser.add_argument("items", metavar="FILE", help="Parquet or Arrow: a row an item")
+    parser.add_argument(
+        "items", metavar="FILE", help="Parquet, Arrow, CSV, TSV or JSON lines: a row an item"
+    )
     parser.add_argument(
         "--out",
         metavar="FOLDER",
