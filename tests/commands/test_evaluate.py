@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ import pytest
 
 from recprune.cli import main
 from recprune.commands.evaluate import _about_seen
+from recprune.evaluation.comparison import compare
 from recprune.evaluation.evaluation import Evaluation
+from recprune.evaluation.metrics import RankedUsers
+from recprune.evaluation.rankings import read_ranking
 from recprune.preparation.prepared import Prepared
 from recprune.recommender.recommender import Recommender
 from tests.preparation.test_prepared import cycle
@@ -94,6 +98,56 @@ def test_evaluate_shows_figures_beside_baselines_and_a_verdict(
         assert estimate.mean == pytest.approx(np.array(gains)[users].mean())
         figures = f"{estimate.mean:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
         assert re.search(rf"│ model +│ {re.escape(figures)}", shown.out)
+
+
+@pytest.mark.usefixtures("wide")
+def test_the_file_of_figures_has_every_comparison(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rankings = tmp_path / "figures.json", tmp_path / "rankings.parquet"
+    shutil.copytree(shop.model, tmp_path / "again")
+    models = [shop.model, str(tmp_path / "again")]
+    options = ["--cutoffs", "3", "--json", str(file), "--write-rankings", str(rankings)]
+    assert main(["evaluate", shop.prepared, *models, *options]) == 0
+    shown = capsys.readouterr().out
+    content = json.loads(file.read_text())
+    assert (content["k"], content["items"], content["exclude_seen"]) == (10, 60, False)
+    means = {
+        (one["name"], metric): estimate["mean"]
+        for one in content["evaluations"]
+        for metric, estimate in one["metrics"].items()
+    }
+    names = [one["name"] for one in content["evaluations"]]
+    assert list(content["seconds"]) == names
+    baselines = names[2:]
+    pairs = [["model", "again"], *(["model", name] for name in baselines)]
+    pairs += [["again", name] for name in baselines]
+    metrics = [f"{name}@{k}" for k in (3, 10) for name in ("NDCG", "Recall", "Hit", "MRR", "MAP")]
+    found = {(*one["runs"], one["metric"]): one for one in content["comparisons"]}
+    assert [*found] == [(*pair, metric) for pair in pairs for metric in metrics]
+    for (first, second, metric), one in found.items():
+        assert one["first"] == pytest.approx(means[first, metric])
+        assert one["second"] == pytest.approx(means[second, metric])
+        difference = one["difference"]
+        assert difference["mean"] == pytest.approx(one["first"] - one["second"])
+        assert difference["low"] <= difference["mean"] <= difference["high"]
+        assert 0.0 < one["p_value"] <= 1.0
+    # What is said of the best baseline, and what the library says of what was recommended.
+    (said,) = re.findall(r"^model .* NDCG@10: .*\.$", shown, re.MULTILINE)
+    best = next(name for name in sorted(baselines, key=len, reverse=True) if name in said)
+    assert f"p = {found['model', best, 'NDCG@10']['p_value']:.2g})" in said
+    prepared = Prepared.load(shop.prepared)
+    ranked = [
+        RankedUsers.of_targets(
+            read_ranking(
+                rankings, 10, prepared.test.users, prepared.user_ids, prepared.item_ids, run=run
+            ).ids,
+            prepared.test.items,
+        )
+        for run in ("again", "popularity")
+    ]
+    expected = json.loads(json.dumps(asdict(compare(*ranked, "MRR@3"))))
+    assert found["again", "popularity", "MRR@3"] == {"runs": ["again", "popularity"], **expected}
 
 
 def test_evaluate_says_which_models_are_asked_otherwise() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from recprune.recommender.recommender import Recommender
 from recprune.search.checks import checked_k
 from recprune.storage import writing_file
 from recprune.training.checkpoint import load_model
-from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, random_generator
+from recprune.types import MAX_SUB_ITEMS, InputError, Int64Array, Json, random_generator
 
 _COLUMNS = ("NDCG", "Recall", "Coverage", "Bias")
 _METRICS = (*METRICS, "Coverage", "Bias")
@@ -179,9 +180,14 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.json:
         content = {
             "users": len(chosen),
+            "items": prepared.num_items,
+            "k": parsed.k,
+            "exclude_seen": parsed.exclude_seen,
             "repeat_share": evaluations[0].repeat_share,
             "cold_share": evaluations[0].cold_share,
+            "seconds": seconds,
             "evaluations": [entry.to_json() for entry in evaluations],
+            "comparisons": _comparisons(ranked, models, {parsed.k, *shown_at}, parsed.seed),
         }
         with writing_file(parsed.json) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -195,6 +201,20 @@ def run(parsed: argparse.Namespace) -> None:
             prepared.item_ids,
         )
         say(f"rankings written to {parsed.write_rankings}")
+
+
+def _comparisons(
+    ranked: dict[str, RankedUsers], models: list[str], cutoffs: set[int], seed: int
+) -> list[Json]:
+    """Return every model beside those after it and beside all baselines, on every metric."""
+    places = {name: place for place, name in enumerate(ranked)}  # models come first
+    pairs = [(one, two) for one in models for two in ranked if places[one] < places[two]]
+    metrics = [f"{metric}@{cutoff}" for cutoff in sorted(cutoffs) for metric in METRICS]
+    return [
+        {"runs": pair, **asdict(compare(*(ranked[name] for name in pair), metric, seed=seed))}
+        for pair in pairs
+        for metric in metrics
+    ]
 
 
 def _parse_metrics(text: str) -> tuple[str, ...]:
