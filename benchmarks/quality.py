@@ -174,7 +174,10 @@ def _write_record(work: Path, name: str) -> None:
             models[model] = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
     baselines = {}
     for one in every_baseline(
-        prepared.train_log(), temporal=prepared.is_temporal(), exclude_seen=log.exclude_seen
+        prepared.train_log(),
+        temporal=prepared.is_temporal(),
+        exclude_seen=log.exclude_seen,
+        slow=True,
     ):
         ids = one.recommend(histories, 100, exclude_seen=log.exclude_seen)
         baselines[one.name] = _ranks_in(ids, targets)

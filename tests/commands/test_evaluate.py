@@ -197,6 +197,21 @@ def test_evaluate_without_a_model_shows_the_baselines(
 
 
 @pytest.mark.usefixtures("wide")
+def test_baselines_that_take_minutes_are_asked_for(
+    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recprune.evaluation.baselines.ease.QUICK_ITEMS", 59)
+    assert main(["evaluate", shop.prepared]) == 0
+    shown = capsys.readouterr()
+    assert "EASE is left out: for 60 items, more than 59, it takes minutes: --slow" in shown.err
+    assert "EASE" not in shown.out
+    assert main(["evaluate", shop.prepared, "--slow-baselines"]) == 0
+    shown = capsys.readouterr()
+    assert "EASE" not in shown.err
+    assert "│ EASE, λ = " in shown.out
+
+
+@pytest.mark.usefixtures("wide")
 def test_evaluate_says_what_a_log_does_not_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -318,9 +318,18 @@ def test_baselines_that_are_left_out_are_named_with_the_reason(
     small_log: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert left_out_baselines(small_log) == {}
+    monkeypatch.setattr("recprune.evaluation.baselines.ease.QUICK_ITEMS", 899)
+    assert left_out_baselines(small_log) == {
+        "EASE": "for 900 items, more than 899, it takes minutes: --slow-baselines (slow=True) has "
+        "it all the same"
+    }
+    assert left_out_baselines(small_log, slow=True) == {}
+    for slow in (False, True):
+        names = [baseline.name for baseline in every_baseline(small_log, slow=slow)]
+        assert any(name.startswith("EASE") for name in names) == slow
     monkeypatch.setattr("recprune.evaluation.baselines.ease.MAX_ITEMS", 899)
     monkeypatch.setattr("recprune.evaluation.baselines.ials.MAX_INTERACTIONS", 11_999)
-    assert left_out_baselines(small_log) == {
+    assert left_out_baselines(small_log, slow=True) == {
         "EASE": "it inverts a matrix over all items, and 900 are more than 899",
         "iALS": "12,000 interactions are more than 11,999",
     }

@@ -83,7 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="items of the history are not recommended; by default they may be, where `recprune "
         "recommend` leaves them out unless the model has learnt what is taken again",
     )
-    parser.add_argument("--no-baselines", action="store_true", help="the models alone")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--no-baselines", action="store_true", help="the models alone")
+    which.add_argument(
+        "--slow-baselines",
+        action="store_true",
+        help="also those that take minutes: EASE, from 4,000 to 15,000 items",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the search; default 1")
     parser.add_argument("--json", metavar="FILE", help="write all figures to a file as well")
     parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
@@ -114,7 +120,7 @@ def run(parsed: argparse.Namespace) -> None:
     train = prepared.train_log()
     histories = [prepared.history(prepared.test, int(target)) for target in chosen]
     given = _read_rankings(prepared, chosen, cutoffs[-1], parsed)  # its faults come first
-    baselines = () if parsed.no_baselines else _baselines(prepared, train, parsed.exclude_seen)
+    baselines = () if parsed.no_baselines else _baselines(prepared, train, parsed)
     names = _names(parsed.models, {baseline.name for baseline in baselines} | set(given))
     _refuse_same_names(given, {baseline.name for baseline in baselines})
     ranked: dict[str, RankedUsers] = {}
@@ -275,14 +281,19 @@ def _refuse_same_names(rankings: Iterable[str], baselines: set[str]) -> None:
             )
 
 
-def _baselines(prepared: Prepared, train: Interactions, exclude_seen: bool) -> tuple[Baseline, ...]:
+def _baselines(
+    prepared: Prepared, train: Interactions, parsed: argparse.Namespace
+) -> tuple[Baseline, ...]:
     """Return all baselines, fitted on users of the training log; say which one is left out."""
     with showing_progress("baselines") as progress:
         progress("fitting")
         baselines = every_baseline(
-            train, temporal=prepared.is_temporal(), exclude_seen=exclude_seen
+            train,
+            temporal=prepared.is_temporal(),
+            exclude_seen=parsed.exclude_seen,
+            slow=parsed.slow_baselines,
         )
-    for name, why in left_out_baselines(train).items():
+    for name, why in left_out_baselines(train, slow=parsed.slow_baselines).items():
         say(f"{name} is left out: {why}")
     return baselines
 

@@ -20,6 +20,7 @@ REGULARISATIONS = (10.0, 50.0, 200.0, 1000.0)  # NDCG is flat in λ: such steps 
 DEFAULT_REGULARISATION = 200.0  # where there are no users to fit it on
 # A dense matrix over them is inverted once for each λ: 0.9 GB, and 3 · 10¹² multiplications.
 MAX_ITEMS = 15_000
+QUICK_ITEMS = 4_000  # for which all five inversions take some ten seconds on two cores
 _ROWS_AT_ONCE = 512
 
 
@@ -72,13 +73,17 @@ class Ease:
         return fill_up(histories, k, exclude_seen, self._popularity, best)
 
 
-def why_no_ease(train: Interactions) -> str | None:
-    """Say why a log has no EASE; None if it has."""
-    if train.num_items <= MAX_ITEMS:
-        return None
-    return (
-        f"it inverts a matrix over all items, and {train.num_items:,} are more than {MAX_ITEMS:,}"
-    )
+def why_no_ease(train: Interactions, *, slow: bool = True) -> str | None:
+    """Say why a log has no EASE; None if it has. Minutes are too long unless it may be `slow`."""
+    if train.num_items > MAX_ITEMS:
+        given = f"{train.num_items:,} are more than {MAX_ITEMS:,}"
+        return f"it inverts a matrix over all items, and {given}"
+    if train.num_items > QUICK_ITEMS and not slow:
+        return (
+            f"for {train.num_items:,} items, more than {QUICK_ITEMS:,}, it takes minutes: "
+            "--slow-baselines (slow=True) has it all the same"
+        )
+    return None
 
 
 def _weights(train: Interactions, regularisation: float) -> Float32Array:
