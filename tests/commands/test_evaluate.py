@@ -137,16 +137,13 @@ def test_the_file_of_figures_has_every_comparison(
     best = next(name for name in sorted(baselines, key=len, reverse=True) if name in said)
     assert f"p = {found['model', best, 'NDCG@10']['p_value']:.2g})" in said
     prepared = Prepared.load(shop.prepared)
-    ranked = [
-        RankedUsers.of_targets(
-            read_ranking(
-                rankings, 10, prepared.test.users, prepared.user_ids, prepared.item_ids, run=run
-            ).ids,
-            prepared.test.items,
-        )
-        for run in ("again", "popularity")
-    ]
-    expected = json.loads(json.dumps(asdict(compare(*ranked, "MRR@3"))))
+
+    def ranked(run: str) -> RankedUsers:
+        users, ids = prepared.test.users, (prepared.user_ids, prepared.item_ids)
+        ranking = read_ranking(rankings, 10, users, *ids, run=run)
+        return RankedUsers.of_targets(ranking.ids, prepared.test.items)
+
+    expected = asdict(compare(ranked("again"), ranked("popularity"), "MRR@3"))
     assert found["again", "popularity", "MRR@3"] == {"runs": ["again", "popularity"], **expected}
 
 
@@ -278,6 +275,42 @@ def test_all_of_it_works_where_items_are_numbers(
     assert "60 items" in numbered.shown["export"]
     assert main(["evaluate", numbered.prepared, numbered.model]) == 0
     assert "every baseline on NDCG@10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_interval_is_broken_over_lines(
+    shop: Shop,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file = tmp_path / "figures.json"
+    name = "a model with a name that is longer than those of baselines"
+    shutil.copytree(shop.model, tmp_path / name)
+    models = [shop.model, str(tmp_path / name)]
+    assert main(["evaluate", shop.prepared, *models, "--json", str(file)]) == 0
+    tables = [line for line in capsys.readouterr().out.splitlines() if line[:1] in tuple("┏┃┡│└")]
+    assert max(map(len, tables)) <= columns
+    assert {"NDCG@10", "Recall@10", "Coverage@10", "Bias@10", "seconds"} <= {
+        word.strip() for line in tables if line[0] == "┃" for word in line.split("┃")
+    }
+    assert all(line.count("[") == line.count("]") for line in tables)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in tables if line[0] == "│"]
+    for one in json.loads(file.read_text())["evaluations"]:
+        for users in (one, one["repeats"], one["others"]):
+            expected = [
+                f"{mean:.4f} [{low:.4f}, {high:.4f}]"
+                for mean, low, high in (
+                    users["metrics"][metric].values() for metric in ("NDCG@10", "Recall@10")
+                )
+            ]
+            if columns == 80:
+                for whole, short in (("[0.", "[."), (", 0.", ", ."), (", 1.0000", ", 1.000")):
+                    expected = [text.replace(whole, short) for text in expected]
+            begins = one["name"] if one["name"] != name or columns == 200 else "a model with a na"
+            assert any(row[1:3] == expected for row in cells if row[0].startswith(begins))
 
 
 def test_all_metrics_and_more_cutoffs_fit_80_columns(

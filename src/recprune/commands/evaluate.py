@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from recprune.commands.answer_options import check_k
-from recprune.commands.console import output, print_table, say, showing_progress
-from recprune.commands.tables import print_cold, print_metrics, print_repeats
+from recprune.commands.console import output, say, showing_progress
+from recprune.commands.tables import print_cold, print_metrics, print_repeats, print_runs
 from recprune.data.interactions import Interactions
 from recprune.evaluation.baselines.baseline import Baseline
 from recprune.evaluation.baselines.every_baseline import every_baseline, left_out_baselines
@@ -159,7 +159,7 @@ def run(parsed: argparse.Namespace) -> None:
     columns = [f"{column}@{parsed.k}" for column in _COLUMNS]
     took = {name: f"{seconds[name]:.1f}" if name in seconds else "–" for name in ranked}
     rows = [(*row, took[row[0]]) for row in evaluation_rows(evaluations, columns)]
-    print_table(
+    print_runs(
         f"{len(chosen):,} test users, {prepared.num_items:,} items, full catalogue",
         ("", *columns, "seconds"),
         rows,
@@ -217,8 +217,8 @@ def _comparisons(
     pairs = [(one, two) for one in models for two in ranked if places[one] < places[two]]
     metrics = [f"{metric}@{cutoff}" for cutoff in sorted(cutoffs) for metric in METRICS]
     return [
-        {"runs": pair, **asdict(compare(*(ranked[name] for name in pair), metric, seed=seed))}
-        for pair in pairs
+        {"runs": [one, two], **asdict(compare(ranked[one], ranked[two], metric, seed=seed))}
+        for one, two in pairs
         for metric in metrics
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -59,6 +60,41 @@ def print_holdout(holdout: Holdout) -> None:
     )
 
 
+_NAME_WIDTH = 28  # characters of a baseline's longest name; longer ones of models are folded
+_BOUND = re.compile(r"(?<=[\[ ])(0(\.\d+)|(1\.0+)0)(?=[,\]])")  # of an interval, of 4 decimals
+
+
+def print_runs(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print figures of runs, a row a run, so that no interval is broken where there is room.
+
+    Where there is little, bounds have no 0 before the point (and a 1 has one less behind it), and
+    what does not stand beside the first columns is another table.
+    """
+    if not _fits(_widths(header, rows)):
+        rows = [[_BOUND.sub(r"\2\3", cell) for cell in row] for row in rows]
+    widths = _widths(header, rows)
+    end = 1
+    while end < len(header):
+        first, end = end, end + 1
+        while end < len(header) and _fits([widths[0], *widths[first : end + 1]]):
+            end += 1
+        chosen = [0, *range(first, end)]
+        print_table(
+            title if first == 1 else "",
+            [header[place] for place in chosen],
+            [[row[place] for place in chosen] for row in rows],
+        )
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    columns = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [min(columns[0], _NAME_WIDTH), *columns[1:]]
+
+
+def _fits(widths: Sequence[int]) -> bool:
+    return sum(widths) + 3 * len(widths) + 1 <= output.width  # blanks and lines between them
+
+
 _COLUMNS_AT_ONCE = 5  # as many as stand in 80 characters beside the names of baselines
 
 
@@ -92,9 +128,9 @@ def print_repeats(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> 
     header = ("", *metrics)
     share = f"{found:,} users, {found / users:.1%}"
     rows = group_rows(evaluations, "repeats", metrics)
-    print_table(f"Where the target repeats the user's own history: {share}", header, rows)
+    print_runs(f"Where the target repeats the user's own history: {share}", header, rows)
     rows = group_rows(evaluations, "others", metrics)
-    print_table(f"Where it is new to the user: {users - found:,} users", header, rows)
+    print_runs(f"Where it is new to the user: {users - found:,} users", header, rows)
 
 
 def print_cold(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> None:
@@ -106,10 +142,10 @@ def print_cold(evaluations: Sequence[Evaluation], metrics: Sequence[str]) -> Non
     header = ("", *metrics)
     share = f"{found:,} users, {found / users:.1%}"
     rows = group_rows(evaluations, "cold", metrics)
-    print_table(f"Where the target is cold, without a training interaction: {share}", header, rows)
+    print_runs(f"Where the target is cold, without a training interaction: {share}", header, rows)
     if found < users:
         rows = group_rows(evaluations, "warm", metrics)
-        print_table(f"Where it is warm: {users - found:,} users", header, rows)
+        print_runs(f"Where it is warm: {users - found:,} users", header, rows)
 
 
 def print_codebook(codebook: Codebook) -> None:
