@@ -38,6 +38,29 @@ def test_histories_of_a_log_are_answered_by_batch(shop: Shop, log: str, tmp_path
     assert found["items"].to_list() == expected.items
 
 
+def test_who_and_what_is_left_out_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "log.csv", str(tmp_path / "histories.parquet")
+    counts = {"anna": 7, "bob": 5, "carl": 4, "dora": 1, "eve": 6}
+    rows = [f"{user},tea{n},{n}\n" for user, count in counts.items() for n in range(count)]
+    log.write_text("user,item,time\n" + "".join(rows) + "fritz,tea1,never\n")
+    words = ["histories", str(log), "--out", out, "--on-bad-rows", "skip"]
+    assert main([*words, "--most", "5"]) == 0
+    bad, *said = capsys.readouterr().err.splitlines()
+    assert bad.startswith("left out 1 row: ")
+    assert said == [
+        "left out 2 users with fewer than 5 interactions, with 5 interactions: --min-interactions "
+        "1 keeps all",
+        "left out 3 events of 2 users who have more than the newest 5: --most",
+        f"wrote the histories of 3 users to {out}",
+    ]
+    assert pl.read_parquet(out)["user_id"].to_list() == ["anna", "bob", "eve"]
+    assert main([*words, "--min-interactions", "1"]) == 0
+    _, *said = capsys.readouterr().err.splitlines()
+    assert said == [f"wrote the histories of 5 users to {out}"]
+
+
 def test_a_log_is_imported_into_a_service_once(
     log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

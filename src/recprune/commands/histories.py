@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -59,6 +60,12 @@ def run(parsed: argparse.Namespace) -> None:
         else:
             kept = _keep(log, parsed.into, parsed.most, progress)
             done = f"{kept:,} events of {log.num_users:,} users are new in the histories"
+    older = np.maximum(0, log.lengths - parsed.most)
+    if older.any():
+        say(
+            f"left out {older.sum():,} events of {np.count_nonzero(older):,} users who have more "
+            f"than the newest {parsed.most:,}: --most"
+        )
     say(done)
 
 

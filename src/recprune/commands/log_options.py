@@ -123,6 +123,12 @@ def read_log(parsed: argparse.Namespace) -> Interactions:
         say(f"left out {log.left_out.low_ratings:,} rows rated below {parsed.min_rating:g}")
     if log.left_out.duplicates:
         say(f"left out {log.left_out.duplicates:,} rows that say again what another one says")
+    if log.left_out.short_users:
+        say(
+            f"left out {log.left_out.short_users:,} users with fewer than "
+            f"{parsed.min_interactions:,} interactions, with {log.left_out.short_interactions:,} "
+            "interactions: --min-interactions 1 keeps all"
+        )
     if duplicates:
         say(
             f"{duplicates:,} interactions say again what another one says (user, item and time): "
