@@ -152,6 +152,21 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
+def test_a_model_says_what_it_was_trained_with(shop: Shop, tmp_path: Path) -> None:
+    file = Path(shop.model, "settings.json")
+    settings = json.loads(file.read_text())
+    assert settings["model"]["width"] == 16
+    assert settings["training"]["max_epochs"] == 2
+    assert settings == {
+        part: Recommender.load(shop.recommender).settings[part] for part in ("model", "training")
+    }
+    same = tmp_path / "same"
+    words = ["train", shop.prepared, "--device", "cpu", "--settings", str(file)]
+    run_shown(*words, "--out", str(same))
+    for name in ("settings.json", "model.safetensors"):
+        assert (same / name).read_bytes() == Path(shop.model, name).read_bytes()
+
+
 def test_a_model_of_all_of_a_log(
     shop: Shop, whole: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

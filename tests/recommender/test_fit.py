@@ -42,6 +42,8 @@ def test_fitting_a_log_gives_a_recommender(tmp_path: Path) -> None:
     assert "60 items" in repr(recommender)
     assert recommender.settings["model"]["width"] == 16
     assert recommender.settings["training"]["max_epochs"] == 1
+    settings = json.loads((tmp_path / "kept" / "settings.json").read_text())
+    assert settings == {part: recommender.settings[part] for part in ("model", "training")}
     # What was kept is the training of this very recommender.
     lines = (tmp_path / "kept" / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1]

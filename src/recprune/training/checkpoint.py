@@ -28,6 +28,7 @@ with needs_extra("train"):
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 EPOCHS = "epochs.jsonl"
+SETTINGS = "settings.json"  # to be read by people, and by `--settings`
 # Arrays of a model that others look for.
 CODES = "embedding.codes"
 SUB_ITEM_EMBEDDINGS = "embedding.sub_item_embeddings"

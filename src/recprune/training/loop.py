@@ -40,6 +40,7 @@ from recprune.storage import MANIFEST, writing_file, writing_to
 from recprune.training.checkpoint import (
     CHECKPOINT,
     EPOCHS,
+    SETTINGS,
     State,
     attach_tables,
     load_checkpoint,
@@ -419,6 +420,7 @@ class _Training:
         if resume:
             state = load_checkpoint(checkpoint, self.settings, self.checksum, self._fit_stage)
             _keep_lines(self.folder / EPOCHS, state.epoch)
+            self._write_settings()
             return state
         if (self.folder / MANIFEST).exists():
             raise InputError(
@@ -429,7 +431,14 @@ class _Training:
                 f"{self.folder}: holds a training already: go on with --resume, or remove it"
             )
         _keep_lines(self.folder / EPOCHS, 0)
+        self._write_settings()
         return self.state
+
+    def _write_settings(self) -> None:
+        """Write the settings for people: weights and checkpoint have them too, and those count."""
+        text = json.dumps(self.settings.to_json(), indent=2, ensure_ascii=False) + "\n"
+        with writing_file(self.folder / SETTINGS) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def _untrained(settings: Settings, prepared: Prepared) -> SequenceModel:
