@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from recprune import Codebook, Index, read_interactions
@@ -285,7 +286,10 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
         assert all(name == (f"item {number}" if number >= 0 else None) for number, name in named)
     capsys.readouterr()
     assert main(["index", "compact", out, "--shards", "3"]) == 0
-    assert "shards           3\nsegments         166, 168, 164\n" in capsys.readouterr().out
+    assert (
+        "shards           3\nsegments         3, holding 166, 168, 164 items\n"
+        in capsys.readouterr().out
+    )
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0
     divided = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for one, other in zip(before, divided, strict=True):
@@ -295,6 +299,30 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     assert f"divided where it lies: recprune index compact {out} --shards 3" in said
     assert main(["index", "build", *files, "--out", str(arrays / "x"), "--item-ids", "y"]) == 2
     assert "--item-ids goes with --live" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log.parquet"])
+def test_integers_beyond_64_bits_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    frame = pl.DataFrame(
+        {"user": [1] * 6, "item": pl.Series(range(2**63 - 3, 2**63 + 3), dtype=pl.UInt64)}
+    ).with_columns(time=pl.int_range(6))
+    file = tmp_path / name
+    if name == "log.csv":
+        frame.write_csv(file)
+    elif name == "log.jsonl":
+        frame.write_ndjson(file)
+    else:
+        frame.write_parquet(file)
+    assert main(["stats", str(file)]) == 0
+    shown = capsys.readouterr()
+    assert "integers / strings" in shown.out
+    said = f"item ids are strings, as {2**63} is beyond the integers of 64 bits\n"
+    assert shown.err == said
+    frame.with_columns(pl.col("item") - 6).write_csv(tmp_path / "small.csv")
+    assert main(["stats", str(tmp_path / "small.csv")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_an_index_takes_the_codes_of_a_saved_codebook(log_file: Path, arrays: Path) -> None:

@@ -13,7 +13,9 @@ from recprune.data.identifiers import (
     coerce_ids,
     find_rows,
     ids_from_arrays,
+    integers_or_texts,
     number_ids,
+    too_large_for_integers,
     united,
 )
 
@@ -188,6 +190,27 @@ def test_ids_that_no_lookup_could_rely_on_are_refused(arrays: dict[str, Any], me
     }
     with pytest.raises(StorageError, match=message):
         ids_from_arrays(given, "x")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([2**63 - 1, -(2**63), 0], None),
+        ([2**63, 5, 2**63 - 1], str(2**63)),
+        ([-(2**63) - 1, 5], str(-(2**63) - 1)),
+        (["9" * 19, "x"], None),  # strings all the same
+        (["12345678901234567890-1", "7"], None),
+        (["0" * 20 + "7", "8"], None),
+        (["7", "007"], None),
+        (["9" * 20, "007"], "9" * 20),
+        ([], None),
+    ],
+)
+def test_integers_that_made_strings_of_all_are_named(values: list[Any], said: str | None) -> None:
+    series = pl.Series(values, dtype=pl.String, strict=False)
+    if values and all(isinstance(value, int) for value in values):
+        series = integers_or_texts(pl.Series(values, dtype=pl.Int128))
+    assert too_large_for_integers(number_ids(series)[0]) == said
 
 
 def test_united_ids_are_all_of_both_in_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from recprune.data.identifiers import too_large_for_integers
 from recprune.data.interactions import DEFAULT_MIN_INTERACTIONS, Interactions, read_interactions
 from recprune.types import Columns, InputError
 
@@ -129,6 +130,9 @@ def read_log(parsed: argparse.Namespace) -> Interactions:
             f"{parsed.min_interactions:,} interactions, with {log.left_out.short_interactions:,} "
             "interactions: --min-interactions 1 keeps all"
         )
+    for kind, ids in (("user", log.user_ids), ("item", log.item_ids)):
+        if large := too_large_for_integers(ids):
+            say(f"{kind} ids are strings, as {large} is beyond the integers of 64 bits")
     if duplicates:
         say(
             f"{duplicates:,} interactions say again what another one says (user, item and time): "

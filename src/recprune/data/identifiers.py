@@ -438,6 +438,23 @@ def integers_or_texts(values: pl.Series, kept: pl.Series | None = None) -> pl.Se
     return values.cast(pl.Int64, strict=False) if fits else values.cast(pl.String)
 
 
+def too_large_for_integers(ids: ExternalIds) -> str | None:
+    """Return an integer beyond int64 for which ids that would all be integers are strings.
+
+    None where they are integers, or strings for another reason.
+    """
+    if not isinstance(ids, StringIds):
+        return None
+    used = np.flatnonzero(np.bincount(ids.pool, minlength=256))
+    if not set(b"-0123456789").issuperset(used.tolist()):
+        return None
+    for place in np.flatnonzero(np.diff(ids.offsets) >= len(str(_LARGEST))).tolist():
+        number = _as_integer(ids[place])
+        if isinstance(number, int) and not _is_int64(number):
+            return ids[place]
+    return None
+
+
 def number_ids(values: pl.Series) -> tuple[ExternalIds, Int32Array]:
     """Return the distinct values, sorted, and for each value its place among them.
 

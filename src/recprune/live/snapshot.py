@@ -314,6 +314,7 @@ class LiveSnapshot:
         """Say what the catalogue holds and costs."""
         indexes = [at.segment.index.describe() for at in self.segments]
         size = sum(index["bytes"] for index in indexes) + self.tail.codes.nbytes
+        held = ", ".join(f"{index['items']:,}" for index in indexes)
         return {
             "items": self.num_present,
             "numbers": self.num_items,
@@ -324,7 +325,7 @@ class LiveSnapshot:
             "layout": indexes[0]["layout"],
             "external_ids": self.id_kind,
             "shards": self.division.num_shards,
-            "segments": ", ".join(str(index["items"]) for index in indexes),
+            "segments": f"{len(indexes)}, holding {held} items",
             "tail": len(self.tail),
             "bytes": size,
             "bytes_per_item": round(size / max(self.num_present, 1), 2),
