@@ -25,21 +25,23 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("system", "python", "has_builds"),
+    ("system", "machine", "python", "builds"),
     [
-        ("linux", "3.11", True),
-        ("linux", "3.13", True),
-        ("linux", "3.14", False),
-        ("darwin", "3.13", False),
+        ("linux", "x86_64", "3.11", {"scann", "bmp", "pyseismic-lsr"}),
+        ("linux", "x86_64", "3.13", {"scann", "bmp"}),
+        ("linux", "x86_64", "3.14", {"bmp"}),
+        ("linux", "aarch64", "3.11", {"scann"}),
+        ("darwin", "arm64", "3.13", set()),
     ],
 )
-def test_scann_is_required_where_it_has_builds(system: str, python: str, has_builds: bool) -> None:
+def test_peers_are_required_where_they_have_builds(
+    system: str, machine: str, python: str, builds: set[str]
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     peers = map(Requirement, project["optional-dependencies"]["peers"])
-    (scann,) = (requirement for requirement in peers if requirement.name == "scann")
-    assert scann.marker is not None
-    where = {"sys_platform": system, "python_version": python}
-    assert scann.marker.evaluate(where) == has_builds
+    where = {"sys_platform": system, "platform_machine": machine, "python_version": python}
+    required = {peer.name for peer in peers if peer.marker and peer.marker.evaluate(where)}
+    assert required == builds
 
 
 def test_sdist_holds_what_the_build_needs(distributions: Path) -> None:

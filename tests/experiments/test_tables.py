@@ -397,7 +397,8 @@ def test_every_peer_is_measured_or_accounted_for(peer_records: list[Record]) -> 
     entries = {entry["name"]: entry for entry in figures["peers"]}
     assert list(entries)[:4] == ["auto", "scan", "recjpqprune", "pqtopk"]
     peers = [entry for entry in figures["peers"] if entry["family"] != "recprune"]
-    families = {entry["family"].split(", reorder")[0] for entry in peers}  # one tree of ScaNN
+    # One tree of ScaNN, one index of Seismic.
+    families = {re.split(", (?:reorder|heap)", entry["family"])[0] for entry in peers}
     assert len(families) + len(figures["left_out"]) == len(FAMILIES)
     for entry in figures["peers"]:
         assert entry["users"] == 50
@@ -595,6 +596,18 @@ def test_where_exact_answers_have_no_ndcg_nothing_is_said_of_it() -> None:
     section = peers_section(*none)
     assert [row["NDCG@10 lost"] for row in table_of(section)] == ["+0.00%", "–", "–"]
     assert len([block for block in section.blocks if isinstance(block, Picture)]) == 1
+
+
+def test_engines_of_sparse_vectors_are_cited_where_they_were_measured() -> None:
+    assert "sparse vectors" not in words_of(peers_section(entry_of("flat", 5.0, 1.0, True)))
+    words = words_of(peers_section(entry_of("Seismic, heap factor 1", 5.0, 0.9)))
+    assert "Seismic hold items as sparse vectors" in words
+    assert "[SIGIR 2024](https://doi.org/10.1145/3626772.3657769)" in words
+    assert "Block-Max" not in words
+    both = [entry_of(name, 5.0, 0.9) for name in ("BMP, blocks of 8", "Seismic, heap factor 1")]
+    words = words_of(peers_section(*both))
+    assert "BMP and Seismic hold items as sparse vectors" in words
+    assert "Mallia, Suel and Tonellotto" in words
 
 
 def test_without_peers_there_is_still_a_table() -> None:

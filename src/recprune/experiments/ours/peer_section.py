@@ -18,6 +18,17 @@ _AUTO, _OTHERS = "recprune auto", "recprune, others"
 _LITTLE = 0.01  # of NDCG@10
 _RECALLS = (0.9, 0.99)
 _SAME_BUT_FOR_ROUNDING = 0.99  # recall@10 of an exact peer: ties and the order of additions
+# Engines of learned sparse retrieval, and what they ask to be cited for their use.
+_SPARSE = {
+    "BMP": "Block-Max Pruning: Mallia, Suel and Tonellotto, "
+    "[SIGIR 2024](https://arxiv.org/abs/2405.01117).",
+    "Seismic": "Seismic: Bruch, Nardini, Rulli and Venturini, "
+    "[SIGIR 2024](https://doi.org/10.1145/3626772.3657769) and "
+    "[CIKM 2024](https://doi.org/10.1145/3627673.3679977), with Venuta "
+    "[ECIR 2025](https://doi.org/10.1007/978-3-031-88714-7_43), with Fontana Forward Index "
+    "Compression for Learned Sparse Retrieval (ECIR 2026), and "
+    "[Sketching and Nearest Neighbor Search](https://arxiv.org/abs/2509.24815).",
+}
 _RECALL_TICKS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
@@ -82,6 +93,25 @@ def peer_blocks(record: Record) -> list[Block]:
             f"By {figures['build_threads']} threads. {' '.join(settings)}",
         ),
         *_ndcg_picture(entries, log),
+        *_sparse(entries),
+    ]
+
+
+def _sparse(entries: Sequence[Json]) -> list[Block]:
+    """Say how codes become sparse vectors, where engines for these were measured, and cite them."""
+    families = {entry["family"].partition(",")[0] for entry in entries}
+    found = [name for name in _SPARSE if name in families]
+    if not found:
+        return []
+    return [
+        Text(
+            f"{' and '.join(found)} hold items as sparse vectors: sub-item b of split m is a term, "
+            "an item has one of each split, all with the same weight, and a query has S, less the "
+            "lowest of each split, for all of them. S is counted in the times, as for all; "
+            "so is naming the terms of a query, with their weights, where an engine takes nothing "
+            "else (BMP); names that stay the same are made before. "
+            + " ".join(_SPARSE[name] for name in found)
+        )
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 
+from recprune.experiments.peers.bmp_peer import Bmp, BmpLargeBlocks
 from recprune.experiments.peers.faiss_flat import FaissFlat
 from recprune.experiments.peers.faiss_hnsw import FaissHNSW
 from recprune.experiments.peers.faiss_ivf import (
@@ -18,6 +19,7 @@ from recprune.experiments.peers.faiss_peer import faiss_threads
 from recprune.experiments.peers.faiss_pq import FaissPQ
 from recprune.experiments.peers.peer import CodesAndVectors, Family, ModelShape, Peer
 from recprune.experiments.peers.scann_peer import Scann
+from recprune.experiments.peers.seismic_peer import Seismic
 from recprune.experiments.peers.torch_dense import TorchDense
 from recprune.experiments.peers.torch_peer import torch_threads
 from recprune.experiments.peers.torch_pqtopk import TorchPQTopK
@@ -38,11 +40,14 @@ _ALL: tuple[Family, ...] = (
     FaissIVFFlatFewLists(),
     Scann(),
     Usearch(),
+    Bmp(),
+    BmpLargeBlocks(),
+    Seismic(),
 )
 FAMILIES: dict[str, Family] = {family.key: family for family in _ALL}
 
 # What pip calls a package that Python calls otherwise.
-_PIP_NAMES = {"faiss": "faiss-cpu"}
+_PIP_NAMES = {"faiss": "faiss-cpu", "seismic": "pyseismic-lsr"}
 
 
 def available_families() -> list[str]:
