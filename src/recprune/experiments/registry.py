@@ -8,6 +8,7 @@ from recprune.experiments.ours.other_codes import OtherCodes
 from recprune.experiments.ours.peer_table import PeerTable
 from recprune.experiments.ours.prunable import Prunable
 from recprune.experiments.ours.scaling import Scaling, Splits
+from recprune.experiments.ours.shapes import Shapes
 from recprune.experiments.ours.unsafe import Unsafe
 from recprune.experiments.paper.appendix import Appendix
 from recprune.experiments.paper.dataset_table import DatasetTable
@@ -29,6 +30,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Scaling(),
     Splits(),
     InstructionSets(),
+    Shapes(),
     PeerTable(),
     Prunable(),
     OtherCodes(),

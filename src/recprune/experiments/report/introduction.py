@@ -8,6 +8,7 @@ from recprune.experiments.framework.record import Record, by_log, records_of
 from recprune.experiments.ours.peer_section import verdict
 from recprune.experiments.ours.prunable import answer
 from recprune.experiments.ours.scaling import PEERS
+from recprune.experiments.ours.shape_section import choices
 from recprune.experiments.ours.unsafe import gains, has_interval
 from recprune.experiments.paper.rq1 import direction
 from recprune.experiments.report.document import Block, Section, Table, Text
@@ -46,6 +47,7 @@ def introduction(records: Sequence[Record]) -> Section:
         *_exactness(records_of(records, "rq1")),
         *_size(records_of(records, "scaling")),
         *_noise(records_of(records, "splits")),
+        *choices(records_of(records, "shapes")),
         *_drift(records_of(records, "rq1"), records_of(records, "rq3")),
         *_torch(records_of(records, "peers")),
         *(
