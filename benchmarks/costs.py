@@ -14,7 +14,7 @@ that it belongs to, errors counted relative to the time:
     python -m benchmarks.costs --combine a.json b.json        # constants for all of these machines
 
 The second form prints the geometric mean over the machines, beside what the code has: what belongs into the
-tables of native/kernels. Then `python -m benchmarks.shapes` says how often `auto` errs.
+tables of native/kernels. Then `recprune reproduce --only shapes` says how often `auto` errs.
 """
 
 from __future__ import annotations

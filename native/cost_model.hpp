@@ -1,6 +1,6 @@
 // When which engine pays. No result hangs on it. What engines cost with an instruction set is
 // fitted to measurements by benchmarks/costs.py; the constants here were found by trial, and
-// benchmarks/shapes.py shows where the choice errs.
+// `recprune reproduce --only shapes` shows where the choice errs.
 #pragma once
 
 #include <algorithm>

@@ -228,7 +228,7 @@ class Scorer {
 // Holds items against a threshold that rises.
 class CodeFilter {
   public:
-    // No result hangs on these numbers; benchmarks/shapes.py shows their effect.
+    // No result hangs on these numbers; `recprune reproduce --only shapes` shows their effect.
     // Items between two looks at the threshold: few while it rises fast. Multiples of a word.
     static constexpr std::size_t kShortStretch = 256;
     static constexpr std::size_t kLongStretch = 4096;
