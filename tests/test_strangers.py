@@ -137,15 +137,15 @@ def save_turned(folder: Path) -> None:
     Recommender.from_encoder(as_onnx(table, 5), VectorIndex.load(vectors), length=5).save(folder)
 
 
-def save_live(folder: Path, ids: str, shards: int = 1) -> None:
+def save_live(folder: Path, ids: str, shards: int = 1, *, notes: bool = False) -> None:
     """Segments from which items have left, in as many shards, and changes in a log."""
     shape = {"num_items": 300, "has_bias": True, "ids": ids, "num_sub_items": 10}
     shop = Shop(folder, np.random.default_rng(3), **shape)
     shop.live.compact(shards=shards).result()
     shop.remove(20)
-    shop.add(40)
+    shop.add(40, with_notes=notes)
     shop.seal()
-    shop.add(10)
+    shop.add(10, with_notes=notes)
     shop.remove(10)
     shop.replace(10)
     shop.live.close()
@@ -257,6 +257,10 @@ def use_live(live: LiveIndex, rng: np.random.Generator) -> None:
     numbers = snapshot.numbers()
     assert len(np.unique(numbers)) == len(numbers) == snapshot.num_present
     codes, bias = snapshot.item_codes(numbers), snapshot.item_bias(numbers)
+    notes = dict(snapshot.notes)
+    assert notes.keys() <= {*numbers.tolist()}
+    live.note([*notes], [*notes.values()])
+    assert dict(live.snapshot().notes) == notes
     if snapshot.id_kind != "none":
         names: Any = snapshot.external_ids(numbers)
         snapshot.find(names)
@@ -370,6 +374,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[..., None], int]] = {
     "wide": (lambda to: save_index(to, "full", 300, 3, bias=True), try_index, 50),
     "shards": (save_shards, try_shards, 50),
     "live": (lambda to: save_live(to, "strings"), try_live, 60),
+    "live, with notes": (lambda to: save_live(to, "strings", notes=True), try_live, 60),
     "live, in shards": (lambda to: save_live(to, "strings", 3), try_live, 60),
     "live, integers": (lambda to: save_live(to, "integers"), try_live, 30),
     "prepared": (lambda to: save_prepared(to, "strings"), try_prepared, 100),

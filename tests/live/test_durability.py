@@ -106,7 +106,10 @@ def test_a_killed_writer_loses_nothing_and_leaves_no_half_change(
             assert acknowledged <= snapshot.sequence <= acknowledged + 1
             numbers = snapshot.numbers()
             codes = snapshot.item_codes(numbers)
-            found = {n: code.tobytes() for n, code in zip(numbers.tolist(), codes, strict=True)}
+            found = {
+                number: (code.tobytes(), snapshot.notes.get(number, {}).get("said"))
+                for number, code in zip(numbers.tolist(), codes, strict=True)
+            }
             assert found == catalogue_after(snapshot.sequence)
         before = snapshot.sequence
     assert before > 100
@@ -174,6 +177,34 @@ def last_record(shop: Shop) -> tuple[Path, int, int]:
 
 
 @pytest.mark.parametrize("rest", ["nothing", "zeros", "noise"])
+def test_what_is_said_of_an_item_is_cut_off_with_it(tmp_path: Path, rest: str) -> None:
+    """An item that is added or replaced and its note are there both, or neither."""
+    shop = Shop(tmp_path / "shop", np.random.default_rng(0), ids="strings", num_items=30)
+    known = shop.items[3][2]
+    shop.live.note([3], [{"name": "old"}])
+    begin = shop.live._tip.offset
+    codes = shop.drawn(2)[0]
+    shop.live.put(["é", known], codes, replace=True, notes=[{"name": "hat"}, {"name": "new"}])
+    path = log_path(shop.folder, shop.live._tip.log)
+    shop.live.close()
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for length in range(begin, len(whole)):
+        missing = len(whole) - length
+        filler = {"nothing": b"", "zeros": bytes(missing), "noise": rng.bytes(missing)}[rest]
+        path.write_bytes(whole[:length] + filler)
+        with LiveIndex.open(shop.folder) as live:
+            snapshot = live.snapshot()
+            assert (snapshot.num_items, dict(snapshot.notes)) == (30, {3: {"name": "old"}})
+            assert np.array_equal(snapshot.item_codes([3])[0], shop.items[3][0])
+    path.write_bytes(whole)
+    with LiveIndex.open(shop.folder) as live:
+        snapshot = live.snapshot()
+        assert dict(snapshot.notes) == {3: {"name": "new"}, 30: {"name": "hat"}}
+        assert np.array_equal(snapshot.item_codes([30, 3]), codes)
+
+
+@pytest.mark.parametrize("rest", ["nothing", "zeros", "noise"])
 def test_a_record_that_was_cut_short_is_cut_off(shop: Shop, rest: str) -> None:
     shop.add(3)
     path, begin, end = last_record(shop)
@@ -202,7 +233,7 @@ def test_nothing_is_left_of_what_was_cut_short(shop: Shop) -> None:
 
 
 def test_a_changed_byte_is_found_wherever_it_is(shop: Shop) -> None:
-    shop.add(2)
+    shop.add(2, with_notes=True)
     shop.replace(1)
     path, begin, _ = last_record(shop)
     shop.live.close()
@@ -274,7 +305,7 @@ def test_a_change_that_cannot_be_is_refused(shop: Shop, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", bytes(15), bytes(8) + b"\xff" * 8, bytes(17)])
-@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5, 6, 7])
 def test_content_of_a_wrong_size_is_refused(shop: Shop, kind: int, content: bytes) -> None:
     shop.live.close()
     append_record(shop.folder, shop.live._tip, kind, content)

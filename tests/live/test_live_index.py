@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recprune import Auto, Index, InputError, LiveIndex, Scan, StorageError
 from recprune._native import instruction_sets
 from recprune.live import division, merging
-from recprune.live.live_index import ChangedItemError
+from recprune.live.given_changes import ChangedItemError
 from recprune.search import reference
 from recprune.search.question import Searchable
 from tests.support.live_cases import Shop, check_snapshot
@@ -65,13 +65,21 @@ def test_whatever_happens_answers_are_those_of_a_fresh_index(
         patch.setattr(division, "_BLOCK", 16)
         for _ in range(12):
             what = rng.choice(
-                ["add", "remove", "replace", "seal", "compact", "reopen", "few", "put", "divide"]
+                [
+                    *("add", "remove", "replace", "seal", "compact", "reopen", "few", "put"),
+                    *("divide", "note"),
+                ]
             )
+            bits: dict[str, bool] = {
+                name: bool(rng.integers(2)) for name in ("with_bias", "with_notes")
+            }
             if what == "add":
-                shop.add(int(rng.integers(0, 200)), with_bias=bool(rng.integers(2)))
+                shop.add(int(rng.integers(0, 200)), **bits)
             elif what == "put":
                 if shop.ids:
-                    shop.put(int(rng.integers(0, 50)), with_bias=bool(rng.integers(2)))
+                    shop.put(int(rng.integers(0, 50)), **bits)
+            elif what == "note":
+                shop.note(int(rng.integers(0, 30)))
             elif what == "few":
                 for _ in range(int(rng.integers(1, 6))):
                     shop.add(1)
@@ -169,10 +177,12 @@ def test_a_search_that_stops_early_says_so(tmp_path: Path) -> None:
 
 def test_a_snapshot_stays_as_it_was(shop: Shop) -> None:
     shop.add(40)
-    before = shop.live.snapshot()
     told = Shop.__new__(Shop)
-    told.__dict__.update(shop.__dict__, items=dict(shop.items))
+    shop.note(20)
+    before = shop.live.snapshot()
+    told.__dict__.update(shop.__dict__, items=dict(shop.items), notes=dict(shop.notes))
     shop.remove(60)
+    shop.note(20)
     shop.replace(30)
     shop.compact()
     shop.add(10)

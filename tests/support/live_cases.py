@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recprune import LiveIndex, LiveSnapshot
 from recprune.search import reference
-from recprune.types import Float32Array
+from recprune.types import Float32Array, Json
 from tests.support.search_cases import AWKWARD, assert_same, some_boosts
 
 
@@ -27,6 +27,7 @@ class Shop:
         self.ids: str | None = shape.get("ids")
         self.few_codes = shape.get("few_codes", False)
         self.items: dict[int, tuple[NDArray[Any], float, Any]] = {}
+        self.notes: dict[int, Json] = {}
         self.next_number = 0
         self.names = self._all_names()
         width = 2
@@ -43,7 +44,7 @@ class Shop:
             item_ids=names,
             layout=shape.get("layout", "auto"),
         )
-        self._note(codes, bias, names)
+        self._take_in(codes, bias, names)
 
     def _all_names(self) -> Iterator[Any]:
         number = 0
@@ -65,24 +66,54 @@ class Shop:
             return codes, values if self.has_bias else None, np.empty(0, np.int64)  # type: ignore[return-value]
         return codes, values if self.has_bias else None, names
 
-    def _note(self, codes: NDArray[Any], bias: Float32Array | None, names: Any) -> None:
+    def _take_in(self, codes: NDArray[Any], bias: Float32Array | None, names: Any) -> None:
         for row, code in enumerate(codes):
             value = 0.0 if bias is None else float(bias[row])
             self.items[self.next_number] = code, value, names[row] if self.ids else None
             self.next_number += 1
 
-    def add(self, count: int, *, with_bias: bool = True) -> None:
+    def drawn_notes(self, count: int) -> list[Json | None]:
+        """Draw what is said of items, often nothing."""
+        kinds: list[Json | None] = [None, {}, {"é": [1, None, True]}, {"deep": {"er": -0.5}}]
+        return [
+            {"drawn": int(self.rng.integers(1000))} if row % 2 else kinds[self.rng.integers(4)]
+            for row in range(count)
+        ]
+
+    def _take_notes(self, numbers: list[int], notes: list[Json | None] | None) -> None:
+        for number, note in zip(numbers, notes or [], strict=False):
+            if note is not None:
+                self.notes[number] = note
+
+    def add(self, count: int, *, with_bias: bool = True, with_notes: bool = False) -> None:
         codes, bias, names = self.drawn(count)
         bias = bias if with_bias else None
-        numbers = self.live.add(codes, bias, item_ids=names)
+        notes = self.drawn_notes(count) if with_notes else None
+        numbers = self.live.add(codes, bias, item_ids=names, notes=notes)
         assert numbers.tolist() == list(range(self.next_number, self.next_number + count))
-        self._note(codes, bias, names)
+        self._take_in(codes, bias, names)
+        self._take_notes(numbers.tolist(), notes)
+
+    def note(self, count: int) -> None:
+        """Say something else of some items, or nothing any more; of others, more than before."""
+        numbers = self.some(count)
+        if self.rng.random() < 0.5:
+            self.live.note(numbers, lambda place, said: {**(said or {}), "place": place})
+            for place, number in enumerate(numbers):
+                self.notes[number] = {**self.notes.get(number, {}), "place": place}
+            return
+        notes = self.drawn_notes(len(numbers))
+        self.live.note(numbers, notes)
+        for number in numbers:
+            self.notes.pop(number, None)
+        self._take_notes(numbers, notes)
 
     def remove(self, count: int) -> None:
         numbers = self.some(count)
         self.live.remove(numbers)
         for number in numbers:
             del self.items[number]
+            self.notes.pop(number, None)
 
     def replace(self, count: int, *, with_bias: bool = True) -> None:
         numbers = self.some(count)
@@ -93,7 +124,7 @@ class Shop:
             _, old, name = self.items[number]
             self.items[number] = codes[row], old if bias is None else float(bias[row]), name
 
-    def put(self, count: int, *, with_bias: bool = True) -> None:
+    def put(self, count: int, *, with_bias: bool = True, with_notes: bool = False) -> None:
         """Put items of which about half are there."""
         there = self.some(count // 2)
         codes, bias, names = self.drawn(count)
@@ -105,7 +136,9 @@ class Shop:
             biases = [None if row % 3 == 0 else float(value) for row, value in enumerate(bias)]
         put = [names[row] for row in order]
         given = None if biases is None else [biases[row] for row in order]
-        numbers = self.live.put(put, codes[order], given, replace=True)
+        notes = self.drawn_notes(count) if with_notes else None
+        numbers = self.live.put(put, codes[order], given, replace=True, notes=notes)
+        self._take_notes(numbers.tolist(), notes)
         numbered = dict(zip(put, numbers.tolist(), strict=True))
         new = sorted(number for number in numbered.values() if number >= self.next_number)
         assert new == list(range(self.next_number, self.next_number + count - len(there)))
@@ -192,6 +225,8 @@ def check_snapshot(snapshot: LiveSnapshot, shop: Shop, methods: tuple[str, ...])
         assert top.stats.exact.all()
         threshold = -np.inf if floor is None else np.float32(floor)
         assert top.stats.threshold[0] == (totals[-1] if k and not missing else threshold)
+    assert dict(snapshot.notes) == shop.notes
+    assert len(snapshot.notes) == len(shop.notes)
     if shop.ids:
         names = [shop.items[number][2] for number in numbers.tolist()]
         assert snapshot.external_ids(numbers) == names

@@ -40,9 +40,15 @@ def change(k: int, numbers: NDArray[np.int64]) -> tuple[str, Any, Any]:
     return name, chosen, drawn(rng, len(chosen))
 
 
-def catalogue_after(changes: int) -> dict[int, bytes]:
-    """Return number and code of every item that is there after so many changes."""
-    items = {number: code.tobytes() for number, code in enumerate(first_codes())}
+def said_by(k: int) -> str | None:
+    """Return what change k says of the items that it adds: some say nothing."""
+    return f"by {k}" if k % 8 == 0 else None
+
+
+def catalogue_after(changes: int) -> dict[int, tuple[bytes, str | None]]:
+    """Return code and note of every item that is there after so many changes, by number."""
+    items: dict[int, tuple[bytes, str | None]]
+    items = {number: (code.tobytes(), None) for number, code in enumerate(first_codes())}
     next_number = len(items)
     for k in range(1, changes + 1):
         name, chosen, codes = change(k, np.array(sorted(items), np.int64))
@@ -53,7 +59,8 @@ def catalogue_after(changes: int) -> dict[int, bytes]:
             if name == "remove":
                 del items[number]
             else:
-                items[number] = codes[place].tobytes()
+                said = said_by(k) if name == "add" else items[number][1]
+                items[number] = codes[place].tobytes(), said
     return items
 
 
@@ -66,7 +73,8 @@ def write_forever(folder: Path, acknowledged: Path) -> None:
         k = live.snapshot().sequence + 1
         name, chosen, codes = change(k, live.snapshot().numbers())
         if name == "add":
-            live.add(codes)
+            said = said_by(k)
+            live.add(codes, notes=None if said is None else [{"said": said}] * len(codes))
         elif name == "remove":
             live.remove(chosen)
         else:

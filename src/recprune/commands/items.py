@@ -13,7 +13,8 @@ from recprune.commands.log_options import (
     read_log,
 )
 from recprune.data.identifiers import ExternalId
-from recprune.live.live_index import KnownItemError, LiveIndex
+from recprune.live.given_changes import KnownItemError
+from recprune.live.live_index import LiveIndex
 from recprune.recommender.newcomers.fold_in import DEFAULT_EVENTS, FoldedItems, fold_in
 from recprune.recommender.recommender import Recommender
 from recprune.storage import writing_file

@@ -2,19 +2,22 @@
 
 Which arrays a change has follows from the catalogue: with or without biases, external ids or not.
 So the length of its bytes follows from its count, and anything else is refused before it is read.
+Where there are notes, they are a part of the change: an item and what is said of it are one.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recprune.live.draft import Draft
 from recprune.live.item_names import IdKind, NameArray, as_objects, packed_texts
+from recprune.live.notes import check_text
 from recprune.live.segment import Items
 from recprune.live.snapshot import LiveSnapshot
 from recprune.search.checks import MAX_ITEMS
@@ -79,9 +82,42 @@ class Upsert:
         self.added.apply(draft)
 
 
-Change: TypeAlias = Addition | Removal | Replacement | Upsert
-# By their number, from 1 on.
-_KINDS: tuple[type[Change], ...] = (Addition, Removal, Replacement, Upsert)
+@dataclass(frozen=True, eq=False)
+class Noting:
+    """Other notes of items that are there; what is None is not said any more."""
+
+    numbers: NDArray[np.uint32]
+    texts: Sequence[bytes | None]
+
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def apply(self, draft: Draft) -> None:
+        draft.note(self.numbers, self.texts)
+
+
+@dataclass(frozen=True, eq=False)
+class NotedUpsert:
+    """An upsert, and notes of some items that are there after it."""
+
+    upsert: Upsert
+    noting: Noting
+
+    def count(self) -> int:
+        return self.upsert.count()
+
+    def apply(self, draft: Draft) -> None:
+        self.upsert.apply(draft)
+        self.noting.apply(draft)
+
+
+Change: TypeAlias = Addition | Removal | Replacement | Upsert | Noting | NotedUpsert
+# By their number, from 1 on. What has no notes is written as it was before there were any.
+_KINDS: tuple[type[Change], ...] = (Addition, Removal, Replacement, Upsert, Noting, NotedUpsert)
+
+
+First = TypeVar("First", bound=Change)
+Second = TypeVar("Second", bound=Change)
 
 
 class ChangeShape(NamedTuple):
@@ -106,9 +142,14 @@ def encode(change: Change) -> tuple[int, bytes]:
     kind = _KINDS.index(type(change)) + 1
     if isinstance(change, Removal):
         return kind, _COUNT.pack(0, len(change.numbers)) + _octets(change.numbers, "<u4")
+    if isinstance(change, Noting):
+        offsets, pool = packed_texts([text or b"" for text in change.texts])
+        arrays = [_octets(change.numbers, "<u4"), _octets(offsets, "<i8"), pool.tobytes()]
+        return kind, _COUNT.pack(0, len(change.numbers)) + b"".join(arrays)
     if isinstance(change, Upsert):
-        replaced, added = encode(change.replaced)[1], encode(change.added)[1]
-        return kind, _LENGTH.pack(len(replaced)) + replaced + added
+        return kind, _encoded_pair(change.replaced, change.added)
+    if isinstance(change, NotedUpsert):
+        return kind, _encoded_pair(change.upsert, change.noting)
     items = change.items
     is_new = isinstance(change, Addition)
     first = int(items.numbers[0]) if is_new and len(items) else 0
@@ -123,23 +164,36 @@ def encode(change: Change) -> tuple[int, bytes]:
     return kind, b"".join(parts)
 
 
+def _encoded_pair(first: Change, second: Change) -> bytes:
+    content = encode(first)[1]
+    return _LENGTH.pack(len(content)) + content + encode(second)[1]
+
+
 def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int) -> Change:
     """Return the change that bytes stand for; refuse what no catalogue of this shape can have."""
     if not 1 <= kind <= len(_KINDS):
         raise StorageError(f"kind {kind}, expected 1 to {len(_KINDS)}")
     if kind == _KINDS.index(Upsert) + 1:
-        return _decoded_upsert(content, shape, next_number)
+        return Upsert(*_decoded_pair((Replacement, Addition), content, shape, next_number))
+    if kind == _KINDS.index(NotedUpsert) + 1:
+        return NotedUpsert(*_decoded_pair((Upsert, Noting), content, shape, next_number))
     reader = _Unpacker(content)
     first, count = reader.count()
     if kind == _KINDS.index(Removal) + 1:
         numbers = reader.take("<u4", count)
         reader.finish()
         return Removal(numbers)
+    if kind == _KINDS.index(Noting) + 1:
+        numbers = reader.take("<u4", count)
+        texts = _decoded_texts(reader, count, "notes")
+        reader.finish()
+        for text in filter(None, texts):
+            check_text(text)
+        return Noting(numbers, [text or None for text in texts])
     is_new = kind == _KINDS.index(Addition) + 1
     if is_new:
         if count and first != next_number:
             raise StorageError(f"items from number {first} on, expected {next_number}")
-        numbers = np.arange(first, first + count).astype(np.uint32)
     else:
         numbers = reader.take("<u4", count)
     codes = reader.take(shape.code_type, count * shape.num_splits)
@@ -154,25 +208,30 @@ def decode(kind: int, content: memoryview, shape: ChangeShape, next_number: int)
     names = _decoded_names(reader, shape.id_kind, count) if is_new else None
     reader.finish()
     if is_new:
+        numbers = np.arange(first, first + count).astype(np.uint32)  # as many as there are codes
         return Addition(Items(numbers, codes, bias, names))
     order = np.argsort(numbers, kind="stable")  # as in a snapshot
     return Replacement(Items(numbers, codes, bias, None).take(order))
 
 
-def _decoded_upsert(content: memoryview, shape: ChangeShape, next_number: int) -> Upsert:
+def _decoded_pair(
+    kinds: tuple[type[First], type[Second]],
+    content: memoryview,
+    shape: ChangeShape,
+    next_number: int,
+) -> tuple[First, Second]:
+    """Return the two changes of which one is made."""
     if len(content) < _LENGTH.size:
         raise StorageError(f"{len(content)} bytes, expected {_LENGTH.size} or more")
     [length] = _LENGTH.unpack_from(content)
     if length > len(content) - _LENGTH.size:
         raise StorageError(f"{len(content)} bytes, too few for a first part of {length}")
     end = _LENGTH.size + length
-    parts = ((Replacement, content[_LENGTH.size : end]), (Addition, content[end:]))
-    replaced, added = (
-        decode(_KINDS.index(kind) + 1, part, shape, next_number) for kind, part in parts
-    )
-    if not isinstance(replaced, Replacement) or not isinstance(added, Addition):
+    first = decode(_KINDS.index(kinds[0]) + 1, content[_LENGTH.size : end], shape, next_number)
+    second = decode(_KINDS.index(kinds[1]) + 1, content[end:], shape, next_number)
+    if not isinstance(first, kinds[0]) or not isinstance(second, kinds[1]):
         raise StorageError("a part of a change is of another kind")  # for the type checker
-    return Upsert(replaced, added)
+    return first, second
 
 
 class _Unpacker:
@@ -222,12 +281,16 @@ def _decoded_names(reader: _Unpacker, kind: IdKind, count: int) -> NameArray | N
         return None
     if kind == "integers":
         return reader.take("<i8", count)
-    offsets = reader.take("<i8", count + 1)
-    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-        raise StorageError("external ids have offsets that do not ascend from 0")
-    pool = reader.take("<u1", int(offsets[-1])).tobytes()
-    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     try:
-        return as_objects([pool[begin:end].decode() for begin, end in bounds])
+        return as_objects([text.decode() for text in _decoded_texts(reader, count, "external ids")])
     except UnicodeDecodeError:
         raise StorageError("an external id is not text in UTF-8") from None
+
+
+def _decoded_texts(reader: _Unpacker, count: int, what: str) -> list[bytes]:
+    offsets = reader.take("<i8", count + 1)
+    if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+        raise StorageError(f"{what} have offsets that do not ascend from 0")
+    pool = reader.take("<u1", int(offsets[-1])).tobytes()
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    return [pool[begin:end] for begin, end in bounds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Draft:
     """A snapshot that is being changed.
 
     A change that was checked before it was written is never refused here. One that a stranger wrote
-    may be, as an InputError, and then has changed nothing.
+    may be, as an InputError: then the draft goes, and the snapshot before it stays.
     """
 
     def __init__(self, snapshot: LiveSnapshot) -> None:
@@ -33,6 +34,7 @@ class Draft:
         self._before = snapshot
         self._segments = list(snapshot.segments)
         self._tail = [snapshot.tail]  # lots of items; sorted when it matters
+        self._notes: dict[int, bytes | None] = {}  # that are other ones
 
     def add(self, items: Items) -> None:
         """Take in new items; their numbers are those after all others."""
@@ -40,8 +42,10 @@ class Draft:
         self._tail.append(self._own(items))
 
     def remove(self, numbers: NDArray[Any]) -> None:
-        """Let items leave; refuse numbers that are not there, or given twice."""
+        """Let items leave, with their notes; refuse numbers that are not there, or given twice."""
         self._remove(numbers[self._before.owns(numbers)])
+        if self._notes or self._before.notes:
+            self._notes |= dict.fromkeys(numbers.tolist())
 
     def _remove(self, numbers: NDArray[Any]) -> None:
         tail = self._settled_tail()
@@ -68,6 +72,17 @@ class Draft:
         self._remove(items.numbers)
         self._tail.append(Items(items.numbers, items.codes, items.item_bias, names))
 
+    def note(self, numbers: NDArray[Any], texts: Sequence[bytes | None]) -> None:
+        """Have something else said of items; refuse numbers not there, or given twice."""
+        if self._before.shard is not None:
+            return
+        there = find_sorted(self._settled_tail().numbers, numbers) >= 0
+        for at in self._segments:
+            there |= at.find(numbers) >= 0
+        refuse_missing(numbers, ~there)
+        refuse_twice(numbers)
+        self._notes |= zip(numbers.tolist(), texts, strict=True)
+
     def finish(self) -> LiveSnapshot:
         """Return what became of it."""
         before = self._before
@@ -79,6 +94,7 @@ class Draft:
             before.id_kind,
             before.division,
             before.shard,
+            before.notes.changed(self._notes),
         )
 
     def _own(self, items: Items) -> Items:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from recprune.live.change_log import HEAD_BYTES, Tip
 from recprune.live.division import WHOLE, Division
 from recprune.live.item_names import IdKind, no_names
+from recprune.live.notes import NO_NOTES, Notes, SavedNotes
 from recprune.live.present_bits import checked_bits
 from recprune.live.segment import Items, Segment, load_segment
 from recprune.live.snapshot import LiveSnapshot, Moment, PresentSegment
@@ -31,7 +32,9 @@ from recprune.types import Json, StorageError
 
 CURRENT = "CURRENT"
 _KIND = "live generation"
-_VERSION = 2  # of one in shards; others are of version 1, which older programs read
+# Of one with notes; one in shards is of version 2, others are of version 1, which older programs
+# read.
+_VERSION = 3
 _MOST_SEGMENTS = 10_000
 _SAVED_NAME = re.compile(r"\d{8}")
 _LOG_NAME = re.compile(r"(\d{8})\.log")
@@ -105,8 +108,13 @@ def write_generation(folder: Path, generation: Generation) -> None:
         for place, at in enumerate(snapshot.segments)
         if at.present is not None
     }
-    place = generation_folder(folder, generation.number)
-    save_folder(place, Saved(_KIND, _VERSION if is_divided else 1, settings, arrays))
+    version = 2 if is_divided else 1
+    if snapshot.notes:
+        arrays |= snapshot.notes.saved().to_arrays()
+        version = _VERSION
+    save_folder(
+        generation_folder(folder, generation.number), Saved(_KIND, version, settings, arrays)
+    )
 
 
 def name_current(folder: Path, number: int) -> None:
@@ -359,6 +367,7 @@ def _snapshot_of(
         settings["id_kind"],
         division,
         shard,
+        Notes(SavedNotes.checked(arrays, settings["num_items"])) if shard is None else NO_NOTES,
     )
     snapshot.check()
     return snapshot

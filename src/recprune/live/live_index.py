@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId
 from recprune.live.change_log import (
@@ -36,14 +35,12 @@ from recprune.live.changes import (
     Addition,
     Change,
     ChangeShape,
-    Removal,
-    Replacement,
-    Upsert,
+    NotedUpsert,
     decode,
     encode,
 )
 from recprune.live.division import WHOLE, Division
-from recprune.live.draft import Draft, refuse_twice
+from recprune.live.draft import Draft
 from recprune.live.file_lock import LockedError, locked
 from recprune.live.generation import (
     Generation,
@@ -62,18 +59,14 @@ from recprune.live.generation import (
     sweep,
     write_generation,
 )
+from recprune.live.given_changes import addition, noting, removal, replacement, upsert
 from recprune.live.item_names import IdKind, checked_names, given_kind
 from recprune.live.merging import divided, is_full, is_settled, merge, to_merge
+from recprune.live.notes import Notes, NotesToBe
 from recprune.live.recent_moments import RecentMoments
 from recprune.live.segment import Items, Segment, build_segment, save_segment
-from recprune.live.snapshot import LiveSnapshot, Moment, PresentSegment, refuse_missing
-from recprune.search.checks import (
-    MAX_ITEMS,
-    checked_bias,
-    checked_codes,
-    checked_items,
-    checked_threads,
-)
+from recprune.live.snapshot import LiveSnapshot, Moment, PresentSegment
+from recprune.search.checks import checked_codes, checked_threads
 from recprune.search.index_arrays import Layout
 from recprune.search.methods import Method
 from recprune.search.top_k import TopK
@@ -99,27 +92,6 @@ _COMPACTOR_SECONDS = 24 * 3600.0  # for another process that compacts
 _RESTING_SECONDS = 10.0  # before maintenance that has failed is tried again
 # Bytes of changes after which a new generation begins, so that opening is fast.
 _LONG_LOG = 64 << 20
-
-
-class KnownItemError(InputError):
-    """An item is added whose external id is that of one which is there."""
-
-    def __init__(self, place: int, external_id: ExternalId) -> None:
-        super().__init__(f"item_ids[{place}] is {external_id!r}, which is there already")
-        self.place = place  # among those that were to be added
-        self.external_id = external_id
-
-
-class ChangedItemError(InputError):
-    """An item is not what whoever puts it expects it to be: somebody else has changed it."""
-
-    def __init__(self, place: int, external_id: ExternalId) -> None:
-        super().__init__(
-            f"item_ids[{place}] is {external_id!r}, which is not there as expected: others have "
-            "added, changed or removed it"
-        )
-        self.place = place  # among those that were to be put
-        self.external_id = external_id
 
 
 class MomentLostError(StorageError):
@@ -269,58 +241,34 @@ class LiveIndex:
     # Changing it ---------------------------------------------------------------------------------
 
     def add(
-        self, codes: CodeArray, item_bias: Float32Array | None = None, *, item_ids: Any = None
+        self,
+        codes: CodeArray,
+        item_bias: Float32Array | None = None,
+        *,
+        item_ids: Any = None,
+        notes: NotesToBe | None = None,
     ) -> Int64Array:
         """Add items, all of them or none, and return their numbers.
 
         Without `item_bias`, in a catalogue that has biases, that is 0 for each. Where items have
-        external ids, these come along; one that an item has which is there is refused.
+        external ids, these come along; one that an item has which is there is refused. `notes` are
+        what is said of the items, in the same change: see `LiveIndex.note`.
         """
-
-        def make(snapshot: LiveSnapshot) -> Addition:
-            checked, _ = checked_codes(codes, snapshot.sub_item_embeddings())
-            count, first = len(checked), snapshot.num_items
-            if first + count >= MAX_ITEMS:
-                raise InputError(f"{count} items after {first}; there are numbers for {MAX_ITEMS}")
-            names = checked_names(item_ids, snapshot.id_kind, count)
-            if names is not None:
-                _refuse_known(snapshot, names.tolist())
-            bias = _bias_for(snapshot, item_bias, count)
-            if bias is None and snapshot.has_bias:
-                bias = np.zeros(count, np.float32)
-            numbers = np.arange(first, first + count, dtype=np.uint32)
-            return Addition(Items(numbers, np.array(checked), bias, names))
-
-        change = self._commit(make)
-        assert isinstance(change, Addition)  # noqa: S101 # for the type checker
-        return change.items.numbers.astype(np.int64)
+        change = self._commit(lambda now: addition(now, codes, item_bias, item_ids, notes))
+        added = change.upsert.added if isinstance(change, NotedUpsert) else change
+        assert isinstance(added, Addition)  # noqa: S101 # for the type checker
+        return added.items.numbers.astype(np.int64)
 
     def remove(self, ids: Any) -> None:
         """Let items leave, by their numbers, all of them or none; each must be there."""
-
-        def make(snapshot: LiveSnapshot) -> Removal:
-            return Removal(_checked_numbers(snapshot, ids))
-
-        self._commit(make)
+        self._commit(lambda now: removal(now, ids))
 
     def replace(self, ids: Any, codes: CodeArray, item_bias: Float32Array | None = None) -> None:
         """Give items that are there other codes, all of them or none.
 
-        They keep their numbers and external ids, and without `item_bias` their biases.
+        They keep their numbers, external ids and notes, and without `item_bias` their biases.
         """
-
-        def make(snapshot: LiveSnapshot) -> Replacement:
-            numbers = _checked_numbers(snapshot, ids)
-            checked, _ = checked_codes(codes, snapshot.sub_item_embeddings())
-            if len(checked) != len(numbers):
-                raise InputError(f"codes has {len(checked)} rows for {len(numbers)} ids")
-            bias = _bias_for(snapshot, item_bias, len(checked))
-            if bias is None:
-                bias = snapshot.item_bias(numbers)
-            items = Items(numbers, checked, bias, None)
-            return Replacement(items.take(np.argsort(numbers)))
-
-        self._commit(make)
+        self._commit(lambda now: replacement(now, ids, codes, item_bias))
 
     def put(
         self,
@@ -330,40 +278,37 @@ class LiveIndex:
         *,
         replace: bool = False,
         expected: Sequence[CodeArray | None] | None = None,
+        notes: NotesToBe | None = None,
     ) -> Int64Array:
         """Add items by their external ids, all of them or none, and return their numbers.
 
         With `replace`, those that are there get other codes, as `LiveIndex.replace` gives them, in
         the same change; without, one that is there is a `KnownItemError`. A bias that is None is 0
         for a new item, and what it was for another. `expected` are the codes that the items have
-        when this is done, None for one that is not there; else there is a `ChangedItemError`.
+        when this is done, None for one that is not there; else there is a `ChangedItemError`. A
+        note that is None leaves what was said of an item; see `LiveIndex.note`.
         """
-
-        def make(snapshot: LiveSnapshot) -> Upsert:
-            checked, _ = checked_codes(codes, snapshot.sub_item_embeddings())
-            count, first = len(checked), snapshot.num_items
-            names = checked_names(item_ids, snapshot.id_kind, count)
-            if names is None:
-                raise InputError("this catalogue was created without external ids")
-            if not replace:
-                _refuse_known(snapshot, names.tolist())
-            numbers = snapshot.find(names.tolist())
-            if expected is not None:
-                _refuse_unexpected(snapshot, names.tolist(), numbers, expected)
-            new = numbers < 0
-            if first + int(new.sum()) >= MAX_ITEMS:
-                raise InputError(f"{count} items after {first}; there are numbers for {MAX_ITEMS}")
-            bias = _some_biases(snapshot, item_bias, numbers)
-            numbers[new] = np.arange(first, first + int(new.sum()))
-            items = Items(numbers.astype(np.uint32), np.array(checked), bias, names)
-            there = items.take(np.flatnonzero(~new)[np.argsort(numbers[~new])])
-            changed = Items(there.numbers, there.codes, there.item_bias, None)
-            found.append(numbers)
-            return Upsert(Replacement(changed), Addition(items.take(new)))
-
         found: list[Int64Array] = []
+
+        def make(now: LiveSnapshot) -> Change:
+            change, numbers = upsert(
+                now, item_ids, codes, item_bias, notes, replace=replace, expected=expected
+            )
+            found.append(numbers)
+            return change
+
         self._commit(make)
         return found[-1]
+
+    def note(self, ids: Any, notes: NotesToBe) -> None:
+        """Say something else of items that are there, by their numbers; codes stay as they are.
+
+        A note is an object of JSON, 16 KiB at most, which is kept with the item until it leaves,
+        and which `LiveSnapshot.notes` has; None says nothing any more. `notes` are as many, or a
+        function that is given an item's place among `ids` and what is said of it, and returns what
+        is said from now on: nobody else changes anything between the two.
+        """
+        self._commit(lambda now: noting(now, ids, notes))
 
     @contextmanager
     def held(self) -> Iterator[LiveSnapshot]:
@@ -627,7 +572,7 @@ class LiveIndex:
                 division = self._division
                 if shards is not None and shards != division.num_shards:
                     division = Division.even(self._snapshot.num_items, shards)
-                elif everything and is_settled(self._snapshot):
+                elif everything and is_settled(self._snapshot) and self._snapshot.notes.is_saved:
                     return
                 end_log(self.folder, self._tip)
                 self._tip = begin_log(self.folder, self.identity, self._tip)
@@ -694,6 +639,7 @@ class LiveIndex:
             snapshot.moment,
             snapshot.id_kind,
             division,
+            notes=Notes(snapshot.notes.saved()),
         )
         generation = Generation(
             before.number + 1, self.identity, self.made_from, self.origin, base, tip
@@ -860,74 +806,3 @@ def _follow(live: weakref.ref[LiveIndex], stop: threading.Event) -> None:
 
 def _in_words(error: Exception) -> str:
     return str(error) if isinstance(error, RecpruneError) else f"{type(error).__name__}: {error}"
-
-
-def _checked_numbers(snapshot: LiveSnapshot, ids: Any) -> NDArray[np.uint32]:
-    """Return numbers of items that are there, each given once."""
-    given = np.asarray(ids)
-    if given.size == 0 and given.ndim == 1:
-        given = given.astype(np.int64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise InputError(f"ids is {given.dtype}{list(given.shape)}, expected item numbers")
-    outside = (given < 0) | (given >= snapshot.num_items)
-    refuse_missing(given, outside)
-    numbers = checked_items(given, snapshot.num_items).astype(np.uint32)
-    refuse_missing(numbers, ~snapshot.are_there(numbers))
-    refuse_twice(numbers)
-    return numbers
-
-
-def _bias_for(snapshot: LiveSnapshot, given: Any, count: int) -> Float32Array | None:
-    """Return the biases that a change brings, if this catalogue may have any."""
-    if given is None:
-        return None
-    if not snapshot.has_bias:
-        raise InputError("item_bias: this catalogue was created without biases")
-    return checked_bias(given, count)
-
-
-def _some_biases(
-    snapshot: LiveSnapshot, given: Sequence[float | None] | None, numbers: Int64Array
-) -> Float32Array | None:
-    """Return the biases of items, where some are given; new items have the number −1."""
-    values = [None] * len(numbers) if given is None else list(given)
-    if len(values) != len(numbers):
-        raise InputError(f"item_bias has {len(values)} numbers for {len(numbers)} items")
-    chosen = [place for place, value in enumerate(values) if value is not None]
-    with np.errstate(over="ignore"):
-        new = np.array([values[place] for place in chosen], np.float64).astype(np.float32)
-    checked = _bias_for(snapshot, new, len(chosen)) if chosen else None
-    kept = snapshot.item_bias(numbers[numbers >= 0])
-    if kept is None:
-        return None
-    bias = np.zeros(len(numbers), np.float32)
-    bias[numbers >= 0] = kept
-    if checked is not None:
-        bias[chosen] = checked
-    return bias
-
-
-def _refuse_unexpected(
-    snapshot: LiveSnapshot,
-    names: list[ExternalId],
-    numbers: Int64Array,
-    expected: Sequence[CodeArray | None],
-) -> None:
-    """Refuse an external id that has another code than expected, or is there or not against it."""
-    if len(expected) != len(names):
-        raise InputError(f"expected has {len(expected)} codes for {len(names)} items")
-    for place, (number, code) in enumerate(zip(numbers.tolist(), expected, strict=True)):
-        if number < 0 or code is None:
-            is_as_expected = number < 0 and code is None
-        else:
-            is_as_expected = np.array_equal(snapshot.item_codes([number])[0], code)
-        if not is_as_expected:
-            raise ChangedItemError(place, names[place])
-
-
-def _refuse_known(snapshot: LiveSnapshot, names: list[ExternalId]) -> None:
-    """Refuse an external id that an item has which is there."""
-    known = snapshot.find(names) >= 0
-    if known.any():
-        place = int(known.argmax())
-        raise KnownItemError(place, names[place])

@@ -18,6 +18,7 @@ from recprune import _native
 from recprune.data.identifiers import ExternalId
 from recprune.live.division import WHOLE, Division
 from recprune.live.item_names import IdKind, NameArray
+from recprune.live.notes import NO_NOTES, Notes
 from recprune.live.number_runs import NumberRuns
 from recprune.live.present_bits import are_present, present_mask
 from recprune.live.segment import Items, Segment
@@ -73,6 +74,8 @@ class LiveSnapshot:
     id_kind: IdKind
     division: Division = WHOLE
     shard: int | None = None  # whose items are the only ones here; None: all are
+    # What is said of items; a shard, which only searches, has none.
+    notes: Notes = field(default_factory=lambda: NO_NOTES)
     num_present: int = field(init=False)
     num_splits: int = field(init=False)
     num_sub_items: int = field(init=False)
@@ -112,6 +115,10 @@ class LiveSnapshot:
             self._core.check(self.num_items)
         except ValueError as error:
             raise StorageError(str(error)) from None
+        noted = self.notes.numbers()
+        gone = noted[~self.are_there(noted)]
+        if len(gone):
+            raise StorageError(f"there is a note of item {gone[0]}, which is not there")
 
     # Asking it -----------------------------------------------------------------------------------
 
@@ -324,6 +331,7 @@ class LiveSnapshot:
             "width": self.width,
             "layout": indexes[0]["layout"],
             "external_ids": self.id_kind,
+            "notes": len(self.notes),
             "shards": self.division.num_shards,
             "segments": f"{len(indexes)}, holding {held} items",
             "tail": len(self.tail),

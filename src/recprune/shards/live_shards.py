@@ -93,6 +93,7 @@ class ShardedSnapshot(LiveSnapshot):
             snapshot.moment,
             snapshot.id_kind,
             snapshot.division,
+            notes=snapshot.notes,
             ask=ask,
         )
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.data.identifiers import ExternalId
+from recprune.live.given_changes import KnownItemError
 from recprune.live.item_names import is_name
-from recprune.live.live_index import KnownItemError, LiveIndex
+from recprune.live.live_index import LiveIndex
 from recprune.serve.engine.catalogue import Catalogue
 from recprune.types import InputError, RecpruneError, StorageError
 

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recprune.live.file_lock import LockedError, locked
+from recprune.live.given_changes import ChangedItemError
 from recprune.live.item_names import is_name
-from recprune.live.live_index import ChangedItemError
 from recprune.recommender.newcomers.code_finder import MOST_PASSERS, CodeFinder
 from recprune.recommender.newcomers.evidence import DatedEvents, states_after
 from recprune.recommender.recommender import Recommender
