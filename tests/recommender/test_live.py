@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from recprune import (
     Index,
     InputError,
     LiveIndex,
+    LiveSnapshot,
     Recommender,
     SnapshotIds,
     StorageError,
 )
 from recprune.cli import main
 from recprune.data.identifiers import IntegerIds
+from recprune.recommender.item_notes import amended, count_unfitting
+from recprune.search.question import mask_of
 from recprune.search.reference import score_items
 from tests.support.trainings import Trained, assert_same_answers, bits_of, histories_of, questions
 
@@ -268,6 +272,135 @@ def test_attributes_of_new_items_count_once_they_are_given(
     assert loaded.attributes is not None
     assert loaded.attributes.num_items == strings.num_trained
     assert loaded.recommend([[]], 5, where="price >= 0").by_popularity.all()
+
+
+CONDITIONS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "price < 5": lambda said: said["price"] is not None and said["price"] < 5,
+    "price is null": lambda said: said["price"] is None,
+    "in_stock": lambda said: said["in_stock"] is True,
+    "not in_stock and brand = 'b'": lambda said: said["in_stock"] is False and said["brand"] == "b",
+    "'red' in colours": lambda said: "red" in (said["colours"] or ()),
+    "colours is null": lambda said: said["colours"] is None,
+    "since >= '2026-01-02'": lambda said: said["since"] is not None and said["since"] >= 2,
+}
+
+
+def drawn_values(rng: np.random.Generator) -> dict[str, Any]:
+    """Draw some of what is said of an item, some of it wrong or of columns that are not there."""
+    whole: dict[str, Any] = {
+        "price": [0, 4.5, 7, None, "cheap", True, 10**400][rng.integers(7)],
+        "in_stock": [True, False, None, 1][rng.integers(4)],
+        "brand": ["a", "b", "ü", None, 3][rng.integers(5)],
+        "colours": [["red", "blue"], [], ["red"], None, [None], "red"][rng.integers(6)],
+        "since": [f"2026-01-0{rng.integers(1, 4)}", "soon", None][rng.integers(3)],
+        "size": 3,
+    }
+    return {name: whole[name] for name in whole if rng.random() < 0.4}
+
+
+def fits(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name == "price":
+        return type(value) in (int, float) and value < 1e300
+    if name == "colours":
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    kinds = {"in_stock": bool, "brand": str, "since": str}
+    return name in kinds and type(value) is kinds[name] and value != "soon"
+
+
+def test_what_is_said_of_items_counts_at_once(strings: LiveShop) -> None:
+    """Random changes beside a table of what is said of each item; older moments as they were."""
+    rng, live, count = strings.rng, strings.live, strings.num_trained
+    given: dict[int, dict[str, Any]] = {
+        number: {
+            "price": float(number % 9),
+            "in_stock": number % 2 == 0,
+            "brand": "ab"[number % 2],
+            "colours": ["red"] if number % 3 else None,
+            "since": 1 + number % 3,
+        }
+        for number in range(count)
+    }
+    none = dict.fromkeys(given[0])
+    table: dict[str, Any] = {"item_id": strings.trained.external([*range(count)])}
+    table |= {name: [said[name] for said in given.values()] for name in none}
+    table["since"] = [datetime(2026, 1, day) for day in table["since"]]
+    attributes = Attributes.from_table(table, strings.recommender.item_ids)
+    recommender = strings.recommender.with_attributes(attributes).with_live(live)
+    notes: dict[int, dict[str, Any]] = {}
+    moments = []
+
+    def said_of(number: int) -> dict[str, Any]:
+        over = {name: one for name, one in notes.get(number, {}).items() if fits(name, one)}
+        if over.get("since") is not None:
+            over["since"] = int(over["since"][-1])
+        return given.get(number, none) | over
+
+    def check(snapshot: LiveSnapshot, expected: dict[int, dict[str, Any]]) -> None:
+        for where, is_true in CONDITIONS.items():
+            words = recommender.attributes_for("where", snapshot).where(where).words
+            mask = mask_of(words, snapshot.num_items)
+            assert {*np.flatnonzero(mask)} & {*expected} == {
+                number for number, said in expected.items() if is_true(said)
+            }, where
+
+    for turn in range(60):
+        what = rng.choice(
+            ["put", "note", "remove", "compact", "several"], p=[0.3, 0.4, 0.1, 0.1, 0.1]
+        )
+        for _ in range(3 if what == "several" else 1):
+            if what == "put":
+                names = [strings.new_id(int(place)) for place in rng.permutation(60)[:3]]
+                values = [drawn_values(rng) for _ in names]
+                numbers = live.put(
+                    names,
+                    strings.codes(3),
+                    replace=True,
+                    notes=[{"attributes": one} for one in values],
+                ).tolist()
+                notes |= dict(zip(numbers, values, strict=True))
+                strings.items |= {n: (None, name) for n, name in zip(numbers, names, strict=True)}
+            elif what == "remove":
+                gone = rng.permutation([*strings.items])[:2].tolist()
+                strings.remove(gone)
+                for number in gone:
+                    notes.pop(number, None)
+            elif what == "compact":
+                live.compact().result()
+            else:
+                number = int(rng.choice([*strings.items]))
+                changes = {"attributes": drawn_values(rng)}
+                live.note([number], lambda _, before: amended(before, changes))  # noqa: B023
+                notes[number] = notes.get(number, {}) | changes["attributes"]
+        expected = {number: said_of(number) for number in strings.items}
+        moments.append((live.snapshot(), expected))
+        if turn % 3:  # several changes may come between two questions
+            check(*moments[-1])
+        if turn % 10 == 9:
+            check(*moments[int(rng.integers(len(moments)))])
+    for moment in moments[::9]:
+        check(*moment)
+    best = recommender.recommend([[]], 500, where="in_stock", exclude_seen=False).items[0]
+    assert {*best} == {
+        strings.items[number][1] for number, said in expected.items() if said["in_stock"] is True
+    }
+
+
+def test_other_columns_pass_over_what_does_not_fit(strings: LiveShop) -> None:
+    live = strings.live
+    [number] = live.put(["hat"], strings.codes(1), notes=[{"attributes": {"price": 5, "x": 1}}])
+    live.note([0, 1], [{"attributes": ["price"]}, {"attributes": {"price": "cheap"}}])
+    table = {"item_id": strings.trained.external([0, 1]), "price": [1.0, 2.0]}
+    attributes = Attributes.from_table(table, strings.recommender.item_ids)
+    recommender = strings.recommender.with_attributes(attributes).with_live(live)
+    found = recommender.recommend([[]], 9, where="price > 0", exclude_seen=False).items[0]
+    assert {*found} == {"hat", *strings.trained.external([0, 1])}
+    assert count_unfitting(live.snapshot().notes, attributes) == 2
+    assert (
+        recommender.attributes_for("where", live.snapshot()).columns["price"].value_at(int(number))
+        == 5.0
+    )
 
 
 def test_whatever_is_looked_up_is_found_or_not(shop: LiveShop) -> None:

@@ -376,13 +376,16 @@ class LiveShop:
 
     def put(self, name: str, old: Recommender, like: int) -> None:
         (code,) = old.index.item_codes()[old.item_ids.find_all([name_of(like, "strings")])]
-        self.live.put([name], code[None], replace=True)
+        self.live.put([name], code[None], replace=True, notes=[{"name": f"{name}, put"}])
         self.codes[name] = code.tolist()
 
     def change_during(self, _: object) -> None:
         """Add one more, once, while the model is trained."""
         if LATER not in self.codes:
             self.put(LATER, Recommender.load(self.folder), 40)
+            [first] = self.live.find([name_of(9, "strings")])
+            self.live.note([first], [{"attributes": {"price": 5}}])
+            self.live.note(self.live.find([ALSO_IN_LOG]), [None])
 
     def check(self, new_items: set[str] | None = None) -> None:
         """What was there is there, with its code, in a live index of the new recommender."""
@@ -394,6 +397,15 @@ class LiveShop:
         assert set(names) == {*self.names, *self.codes} | (new_items or set())
         for name, code in self.codes.items():
             assert snapshot.item_codes(snapshot.find([name])).tolist() == [code]
+        (first,) = snapshot.find([name_of(9, "strings")]).tolist()
+        places = snapshot.find([*self.codes]).tolist()
+        said: dict[int, Any] = {
+            place: {"name": f"{name}, put"} for place, name in zip(places, self.codes, strict=True)
+        }
+        if LATER in self.codes:
+            said[first] = {"attributes": {"price": 5}}
+            del said[snapshot.find([ALSO_IN_LOG])[0]]
+        assert dict(snapshot.notes) == said
         trained = [name for name in self.codes if new.item_ids.find_all([name])[0] >= 0]
         assert sorted(trained) == sorted([ALSO_IN_LOG, MOVED])
         for name in trained:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recprune.attributes.binding import Bound, bind, column_named
 from recprune.attributes.bitmaps import BitmapCache, words_of
 from recprune.attributes.column import AttributeColumn, column_from_arrays
+from recprune.attributes.given_values import ItemValue, column_of_values
 from recprune.attributes.grammar import parse_condition
 from recprune.data.identifiers import ExternalIds, FoundIds
 from recprune.search.question import ItemBits
@@ -141,6 +142,22 @@ class Attributes:
         added = np.arange(self.num_items, len(item_ids))
         cache = self._cache.after(np.union1d(rows.items, added))
         return Attributes(changed, len(item_ids), unknown=rows.unknown, cache=cache)
+
+    def with_values(self, values: Mapping[str, Mapping[int, ItemValue]]) -> Attributes:
+        """Return the attributes after some items have other values, by column and item.
+
+        Values are in the type of their column, as `checked_value` returns them. What was kept of
+        conditions is asked again of these items alone.
+        """
+        changed = dict(self.columns)
+        touched = [np.empty(0, np.int64)]
+        for name, by_item in values.items():
+            items = np.array(sorted(by_item), np.int64)
+            rows = column_of_values([by_item[item] for item in items.tolist()], changed[name])
+            changed[name] = changed[name].with_items(items, rows, self.num_items)
+            touched.append(items)
+        cache = self._cache.after(np.unique(np.concatenate(touched)))
+        return Attributes(changed, self.num_items, unknown=self.unknown, cache=cache)
 
     def extended(self, num_items: int) -> Attributes:
         """Return the attributes with further items at the end, which have no values.

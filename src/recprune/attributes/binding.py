@@ -222,15 +222,23 @@ def _value(constant: Constant, name: ColumnName, column: AttributeColumn) -> Val
 
 def _microseconds(place: int, text: str, name: ColumnName) -> int:
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // timedelta(microseconds=1)
-    except (ValueError, OverflowError):
+        return microseconds(text)
+    except ValueError:
         shown = f"{text!r:.{_LONGEST_VALUE}}"
         raise ConditionError(
             place, f"{shown} is no time, and {name.name!r} is: expected {_EXPECTED['time']}"
         ) from None
+
+
+def microseconds(text: str) -> int:
+    """Return the time that a text says, as columns have it; a ValueError where it says none."""
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    except OverflowError as error:
+        raise ValueError(text) from error
 
 
 def _is(name: ColumnName, column: AttributeColumn) -> str:

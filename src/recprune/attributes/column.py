@@ -109,6 +109,14 @@ class AttributeColumn:
         value = _Ordered(self.values)[code - 1]
         return bool(value) if self.kind == "boolean" else value
 
+    def value_at(self, item: int) -> Value | list[Value] | None:
+        """Return the value of an item, None where it has none."""
+        if self.offsets is None:
+            return self.value_of(int(self.codes[item]))
+        codes = self.codes[self.offsets[item] : self.offsets[item + 1]].tolist()
+        values = [self.value_of(code) for code in codes]
+        return None if codes == [NO_VALUE] else [value for value in values if value is not None]
+
     @cached_property
     def is_whole(self) -> bool:
         """Whether every item has a value."""

@@ -7,9 +7,10 @@ good; items that came later have higher numbers, and no interactions.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, within
 from recprune.data.identifiers import ExternalId, ExternalIds, FoundIds
+from recprune.live.notes import NO_NOTES, Notes
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
+from recprune.recommender.item_notes import following
 from recprune.search.index import Index
 from recprune.search.question import Searchable, mask_of
 from recprune.types import Boosts, Float32Array, InputError, Int64Array
@@ -136,29 +139,56 @@ class Assortment:
         return popularity
 
 
-class AttributesSource:
-    """The attributes of a catalogue that may grow: items that came after them have no values.
+class _AttributesAt(NamedTuple):
+    """Attributes, and the notes that lie over them."""
 
-    Columns are made longer when a condition is first asked of a longer catalogue, and kept until
-    it has grown again. Safe to share between threads.
+    attributes: Attributes
+    notes: Notes
+    sequence: int  # of the moment
+
+
+class AttributesSource:
+    """The attributes of a catalogue that changes: those that were given, with its notes over them.
+
+    Items that came after them have the values that their notes say, and no others. What has
+    changed is taken over when a condition is first asked of a moment, and kept for the next one.
+    Safe to share between threads.
     """
 
     def __init__(self, attributes: Attributes | None) -> None:
         self._given = attributes
-        self._latest = attributes
+        self._latest: _AttributesAt | None = None
+        self._lock = threading.Lock()  # one thread makes them, for all that ask
 
-    def of(self, num_items: int) -> Attributes | None:
-        """Return the attributes of so many items, or None if there are none."""
-        given, latest = self._given, self._latest
-        if given is None or latest is None or latest.num_items == num_items:
-            return latest
-        if latest.num_items < num_items:
-            self._latest = latest.extended(num_items)
-            return self._latest
-        # An older moment, which is rare: a question that began before the catalogue grew.
-        if given.num_items <= num_items:
-            return given.extended(num_items)
-        return given.shortened(num_items)
+    def of(self, snapshot: LiveSnapshot | None) -> Attributes | None:
+        """Return the attributes at a moment, or None if there are none."""
+        given = self._given
+        if given is None or snapshot is None:
+            return given
+        latest = self._latest
+        if latest is not None and _is_of(latest, snapshot):
+            return latest.attributes
+        with self._lock:
+            return self._made(given, snapshot)
+
+    def _made(self, given: Attributes, snapshot: LiveSnapshot) -> Attributes:
+        latest = self._latest or _AttributesAt(given, NO_NOTES, -1)
+        if _is_of(latest, snapshot):  # another thread was faster
+            return latest.attributes
+        before, num_items = latest.attributes, snapshot.num_items
+        # At an older moment, which is rare, there are fewer.
+        is_longer = before.num_items <= num_items
+        attributes = before.extended(num_items) if is_longer else before.shortened(num_items)
+        changed = snapshot.notes.changed_since(latest.notes)
+        changed = [number for number in changed if number < num_items]
+        made = following(attributes, latest.notes, snapshot.notes, given, changed)
+        if snapshot.sequence >= latest.sequence:
+            self._latest = _AttributesAt(made, snapshot.notes, snapshot.sequence)
+        return made
+
+
+def _is_of(at: _AttributesAt, snapshot: LiveSnapshot) -> bool:
+    return at.attributes.num_items == snapshot.num_items and at.notes is snapshot.notes
 
 
 class Assortments:

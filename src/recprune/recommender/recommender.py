@@ -695,7 +695,7 @@ class Recommender:
         self, offered: Assortment, where: str, allowed: NDArray[Any] | None
     ) -> NDArray[np.uint64]:
         """Return which of the allowed items a condition is true of, as bits."""
-        words = self.attributes_for("where", offered.num_items).where(where).words
+        words = self.attributes_for("where", offered.snapshot).where(where).words
         if allowed is None:
             return words
         return words & (packed(allowed) if allowed.dtype == np.bool_ else allowed)
@@ -706,15 +706,15 @@ class Recommender:
         if not isinstance(at_most, tuple | list) or len(at_most) != 2:
             raise InputError(f"at_most is {at_most!r}, expected the name of a column and a number")
         column, count = at_most
-        attributes = self.attributes_for("at_most", offered.num_items)
+        attributes = self.attributes_for("at_most", offered.snapshot)
         return Limit(attributes.limited(column, count), int(count))
 
-    def attributes_for(self, name: str, num_items: int) -> Attributes:
-        """Return the attributes of so many items, which what is called `name` asks for.
+    def attributes_for(self, name: str, snapshot: LiveSnapshot | None) -> Attributes:
+        """Return the attributes of the items, which what is called `name` asks for.
 
-        Items that the catalogue has had since the training have no values.
+        At a moment of a live index, they have what its notes say of items in place of their values.
         """
-        attributes = self._assortments.trained.attributes.of(num_items)
+        attributes = self._assortments.trained.attributes.of(snapshot)
         if attributes is None:
             raise InputError(
                 f"{name}: this recommender has no attributes of its items: `with_attributes` or "

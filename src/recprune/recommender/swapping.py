@@ -149,18 +149,35 @@ class Succession:
             named: Any = at_present.external_ids(gone)
             gone = gone[old.item_ids.find_all(named) >= 0]
         fresh.remove(gone)
-        for part in _in_parts(np.flatnonzero(differs)):
+        for part in _in_parts(np.flatnonzero(differs), _ITEMS_AT_ONCE):
             chosen = [names[at] for at in part]
             integers = wanted.id_kind == "integers"
             ids = np.array(chosen, np.int64) if integers else as_objects(chosen)
             fresh.put(ids, codes[part], replace=True)
+        _bring_notes(fresh, wanted)
+
+
+def _bring_notes(fresh: LiveIndex, wanted: LiveSnapshot) -> None:
+    """Have the same said of items as another live index says of them."""
+    numbers = wanted.notes.numbers()
+    names: Any = wanted.external_ids(numbers)
+    at_present = fresh.snapshot()
+    found = at_present.find(names).tolist()
+    said = {
+        number: wanted.notes.get(own) for number, own in zip(found, numbers.tolist(), strict=True)
+    }
+    said |= dict.fromkeys(at_present.notes.keys() - said.keys())
+    differing = np.array([n for n in said if said[n] != at_present.notes.get(n)], np.int64)
+    for part in _in_parts(np.arange(len(differing)), _NOTES_AT_ONCE):
+        fresh.note(differing[part], [said[number] for number in differing[part].tolist()])
 
 
 _ITEMS_AT_ONCE = 100_000  # in one change
+_NOTES_AT_ONCE = 10_000  # each of which may be as long as notes are
 
 
-def _in_parts(places: Int64Array) -> list[Int64Array]:
-    return [places[at : at + _ITEMS_AT_ONCE] for at in range(0, len(places), _ITEMS_AT_ONCE)]
+def _in_parts(places: Int64Array, most: int) -> list[Int64Array]:
+    return [places[at : at + most] for at in range(0, len(places), most)]
 
 
 def _put(temporary: Path, target: Path) -> None:

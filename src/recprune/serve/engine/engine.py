@@ -447,7 +447,8 @@ class Engine:
             raise InputError(f"{name}: this service has no attributes of its items")
         if self.recommender is None:
             return self.attributes
-        return self.recommender.attributes_for(name, self.index.num_items)
+        snapshot = self.index if isinstance(self.index, LiveSnapshot) else None
+        return self.recommender.attributes_for(name, snapshot)
 
     def _allowed(self, allow: Sequence[ExternalId] | str | None) -> NDArray[np.uint64] | None:
         if allow is None:
