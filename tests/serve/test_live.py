@@ -122,7 +122,8 @@ def test_an_item_comes_and_goes_in_all_workers(service: Service, recommender: Re
         score = score + scores[split, sub_item_id]
     assert scores_of(answer)[0] == int(np.float32(score).view(np.uint32))
     wait_for_all(lambda: all(found[0] == "hat" for found in by_all(service, **asked)))
-    shown = {"item": "hat", "name": None, "popularity": 0, "code": code}
+    shown: Json = {"item": "hat", "name": None, "popularity": 0, "code": code}
+    shown["attributes"] = {"price": None}
     assert service.client.get("/items/hat").json() == shown
     near = service.client.get("/items/hat/similar", params={"k": 400}).json()
     assert len(near["items"]) == count

@@ -241,6 +241,12 @@ def microseconds(text: str) -> int:
         raise ValueError(text) from error
 
 
+def time_text(moment: int) -> str:
+    """Return a time, in microseconds, as `microseconds` reads it."""
+    unit = "us" if moment % 1_000_000 else "s"
+    return f"{np.datetime64(moment, 'us').astype(f'datetime64[{unit}]')}Z"
+
+
 def _is(name: ColumnName, column: AttributeColumn) -> str:
     article = "an" if column.described[0] in "aeiou" else "a"
     kind = column.described if column.described == "text" else f"{article} {column.described}"

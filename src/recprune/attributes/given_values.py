@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.attributes.binding import microseconds
+from recprune.attributes.binding import microseconds, time_text
 from recprune.attributes.column import NO_VALUE, AttributeColumn, Value, code_type
 from recprune.data.identifiers import StringIds
 from recprune.types import InputError, with_article
@@ -65,6 +65,21 @@ def _own(value: object, column: AttributeColumn) -> Value:
             if math.isfinite(number):
                 return number
     raise ValueError(value)
+
+
+def shown_value(value: ItemValue, column: AttributeColumn) -> ItemValue:
+    """Return a value of a column as JSON has it, and as `checked_value` takes it."""
+    if isinstance(value, list):
+        return [shown for one in value if (shown := _shown(one, column)) is not None]
+    return None if value is None else _shown(value, column)
+
+
+def _shown(value: Value, column: AttributeColumn) -> Value:
+    if column.kind == "time":
+        return time_text(int(value))
+    if column.kind == "number" and np.asarray(column.values).dtype == np.float32:
+        return float(str(np.float32(value)))  # 19.9, and not the double that is nearest to it
+    return value
 
 
 def column_of_values(values: Sequence[ItemValue], like: AttributeColumn) -> AttributeColumn:

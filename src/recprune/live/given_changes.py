@@ -141,7 +141,7 @@ def _texts(
         raise InputError(f"notes is {type_in_words(notes)}, expected a sequence or a function")
     if len(given) != len(numbers):
         raise InputError(f"notes has {len(given)} objects for {len(numbers)} items")
-    return [note_text(note, f"notes[{place}]") for place, note in enumerate(given)]
+    return [note_text(note, place) for place, note in enumerate(given)]
 
 
 def _required_names(snapshot: LiveSnapshot, item_ids: Any, count: int) -> NameArray:

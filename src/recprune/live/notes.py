@@ -9,6 +9,7 @@ note is copied a number of times that grows with the logarithm of the changes.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -30,18 +31,27 @@ item's place among those that are named and of what is said so far."""
 _Layer: TypeAlias = Mapping[int, bytes | None]  # None: nothing is said any more
 
 
-def note_text(note: object, where: str) -> bytes | None:
+class NoteError(InputError):
+    """What is to be said of an item cannot be said."""
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(f"notes[{place}] {reason}")
+        self.place = place  # among the items that something is said of
+        self.reason = reason
+
+
+def note_text(note: object, place: int) -> bytes | None:
     """Return a note as it is kept; refuse what cannot be any."""
     if note is None:
         return None
     if not isinstance(note, dict):
-        raise InputError(f"{where} is {type_in_words(note)}, expected an object of JSON, or None")
+        raise NoteError(place, f"is {type_in_words(note)}, expected an object of JSON, or None")
     try:
         text = json.dumps(note, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:  # half a character is a ValueError
-        raise InputError(f"{where} cannot be written as JSON: {error}") from None
+        raise NoteError(place, f"cannot be written as JSON: {error}") from None
     if len(text) > MOST_NOTE_BYTES:
-        raise InputError(f"{where} has {len(text):,} bytes, expected at most {MOST_NOTE_BYTES:,}")
+        raise NoteError(place, f"has {len(text):,} bytes, expected at most {MOST_NOTE_BYTES:,}")
     return text
 
 
@@ -116,10 +126,12 @@ class SavedNotes:
         return found
 
     def text(self, number: int) -> bytes | None:
-        place = int(np.searchsorted(self.numbers, np.uint32(number)))
-        if place == len(self.numbers) or self.numbers[place] != number:
+        # Of one: NumPy's own search would take longer than this one.
+        numbers, offsets = self.numbers.data, self.offsets.data
+        place = bisect_left(numbers, number)
+        if place == len(numbers) or numbers[place] != number:
             return None
-        return self.pool[self.offsets[place] : self.offsets[place + 1]].tobytes()
+        return bytes(self.pool.data[offsets[place] : offsets[place + 1]])
 
     def texts(self) -> Iterator[tuple[int, bytes]]:
         """Return number and text of every note."""

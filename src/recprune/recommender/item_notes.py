@@ -39,13 +39,8 @@ def amended(before: Json | None, changes: Json) -> Json:
     return note
 
 
-def check_attributes(values: Mapping[str, Any], attributes: Attributes | None) -> None:
+def check_attributes(values: Mapping[str, Any], attributes: Attributes) -> None:
     """Refuse values that no column has room for."""
-    if attributes is None:
-        raise InputError(
-            "attributes: this recommender has no attributes of its items, whose columns say what "
-            "can be said of one: `recprune attributes` adds them"
-        )
     for name, value in values.items():
         checked_value(name, value, column_named(name, attributes.columns, _unknown))
 

@@ -335,6 +335,7 @@ def test_items_are_described(service: Service, recommender: Recommender) -> None
         "name": 'Täe No. 7, "fine"',
         "popularity": int(recommender.popularity[item]),
         "code": recommender.index.item_codes()[item].tolist(),
+        "attributes": None,
     }
     assert error_of(service.client.get("/items/no/such"))[:2] == (404, "not_found")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -17,9 +17,12 @@ from recprune.data.identifiers import (
     coerce_ids,
 )
 from recprune.data.titles import read_titles, reading
+from recprune.live.notes import NO_NOTES
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
-from recprune.serve.engine.texts import TextFiles, shared_texts, write_texts
+from recprune.recommender.item_notes import has_name, noted_name
+from recprune.serve.engine.posted_names import PostedNames
+from recprune.serve.engine.texts import TextFiles, folded, shared_texts, write_texts
 from recprune.types import Int64Array, StorageError
 
 
@@ -43,6 +46,8 @@ class Catalogue:
         self.ids: CatalogueIds | SnapshotIds = ids
         self.popularity = popularity  # of the items that were trained with
         self._given_ids = ids
+        self._notes = NO_NOTES  # which may say other names
+        self._posted = PostedNames()  # of all moments
 
         state = _state(names_file)
         key = None if state is None else hashlib.sha256(f"{version} {state}".encode()).hexdigest()
@@ -56,9 +61,10 @@ class Catalogue:
         self._texts = shared_texts(scratch, key, write)
 
     def at(self, snapshot: LiveSnapshot) -> Catalogue:
-        """Return it as it is at one moment. Items that came after it was loaded have no names."""
+        """Return it as it is at one moment, with the names that were posted until then."""
         moment = copy(self)
         moment.ids = SnapshotIds(snapshot)
+        moment._notes = snapshot.notes
         return moment
 
     @property
@@ -86,6 +92,10 @@ class Catalogue:
         return self.ids.take(items)
 
     def name(self, item: int) -> str | None:
+        """Return the name of an item, None where it has none."""
+        note = self._notes.get(item) if self._notes else None
+        if note is not None and has_name(note):
+            return noted_name(note)
         return self._texts.name(item) if item < len(self._given_ids) else None
 
     def popularity_of(self, item: int) -> int | None:
@@ -102,13 +112,30 @@ class Catalogue:
 
     def _named_so(self, words: str, most: int) -> list[int]:
         """Return items that are there whose line contains the words, popular ones first."""
+        if not isinstance(self.ids, SnapshotIds):
+            return self._texts.find(words, most)
+        snapshot = self.ids.snapshot
+        lines = self._posted.lines(snapshot)
+        wanted = folded(words)
+        posted = [item for item, line in lines.items() if wanted and wanted in line]
+        if not lines:
+            return self._present(words, most, snapshot, lines)
+        found = [*posted, *self._present(words, most, snapshot, lines)]
+        return sorted(found, key=lambda item: (-(self.popularity_of(item) or 0), item))[:most]
+
+    def _present(
+        self, words: str, most: int, snapshot: LiveSnapshot, other_lines: Container[int]
+    ) -> list[int]:
+        """Return items that are there whose line in the shared files counts, and has the words."""
         wanted = most
         while True:
             found = self._texts.find(words, wanted)
-            if not isinstance(self.ids, SnapshotIds):
-                return found
-            there = self.ids.snapshot.are_there(np.array(found, np.int64))
-            present = [item for item, is_there in zip(found, there, strict=True) if is_there]
+            there = snapshot.are_there(np.array(found, np.int64))
+            present = [
+                item
+                for item, is_there in zip(found, there, strict=True)
+                if is_there and item not in other_lines
+            ]
             if len(present) >= most or len(found) < wanted:
                 return present[:most]
             wanted *= 4  # looked for anew: the more, the fewer times

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, allowed_with, search_at_most
+from recprune.attributes.given_values import shown_value
 from recprune.data.identifiers import CatalogueIds, ExternalId, RowNumbers
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.live.snapshot_ids import SnapshotIds
 from recprune.recommender.cosine import CosineSearch
+from recprune.recommender.item_notes import count_unfitting
 from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.recommender.saving import KIND as RECOMMENDER
 from recprune.search.checks import checked_k, refuse_infinite
@@ -43,6 +45,7 @@ from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.explain import affordable, explain
 from recprune.serve.engine.item_changes import NoLiveError
 from recprune.serve.histories.user_states import UserStates
+from recprune.serve.logs import log_problem
 from recprune.shards.answers import ShardedTopK
 from recprune.shards.sharded_index import ShardedIndex, at_a_known_moment
 from recprune.storage import read_manifest
@@ -185,6 +188,15 @@ class Engine:
             codes: list[int] = self.index.item_codes([item])[0].tolist()
             return codes
         return None if self.own_index is None else self.own_index.item_codes()[item].tolist()
+
+    def attributes_of(self, item: int) -> Json | None:
+        """Return the value of each attribute of an item, None where there are no attributes."""
+        if self.attributes is None:
+            return None
+        columns = self._attributes("attributes").columns
+        return {
+            name: shown_value(column.value_at(item), column) for name, column in columns.items()
+        }
 
     def recommend(
         self,
@@ -573,6 +585,8 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
             recommender = recommender.with_attributes(attributes)
         attributes = recommender.attributes
         own = recommender.index
+        if live is not None and attributes is not None:
+            _apply_notes(recommender, live.snapshot())
     elif kind == INDEX:
         own = Index.load(folder)
     elif kind == VECTORS:
@@ -634,6 +648,14 @@ def load_engine(settings: ServeSettings, open_shards: OpenShards | None = None) 
     )
     _try_out(engine.now())
     return engine
+
+
+def _apply_notes(recommender: Recommender, snapshot: LiveSnapshot) -> None:
+    """Have what is said of items lie over their attributes before the first request asks for it."""
+    attributes = recommender.attributes_for("where", snapshot)
+    unfitting = count_unfitting(snapshot.notes, attributes)
+    if unfitting:
+        log_problem("values passed over", {"values": unfitting, "reason": "no column has room"})
 
 
 def _check_attributes(

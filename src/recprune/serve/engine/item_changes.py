@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recprune.attributes.attributes import Attributes
 from recprune.data.identifiers import ExternalId
 from recprune.live.given_changes import KnownItemError
 from recprune.live.item_names import is_name
 from recprune.live.live_index import LiveIndex
+from recprune.live.notes import NoteError
+from recprune.recommender.item_notes import amended, check_attributes
 from recprune.serve.engine.catalogue import Catalogue
-from recprune.types import InputError, RecpruneError, StorageError
+from recprune.types import InputError, Json, RecpruneError, StorageError
 
 
 class NoLiveError(RecpruneError):
@@ -39,10 +42,16 @@ class NewItem(NamedTuple):
     external_id: ExternalId
     code: list[int]
     bias: float | None
+    said: Json  # its name and attributes, as far as they are given: what a note says
 
 
 def put_items(
-    live: LiveIndex, catalogue: Catalogue, items: Sequence[NewItem], *, replace: bool
+    live: LiveIndex,
+    catalogue: Catalogue,
+    attributes: Attributes | None,
+    items: Sequence[NewItem],
+    *,
+    replace: bool,
 ) -> list[int]:
     """Add items, all of them or none, and return their numbers; `replace` gives others new codes.
 
@@ -71,11 +80,25 @@ def put_items(
                 )
         if item.bias is not None and not snapshot.has_bias:
             raise InputError(f"items[{place}].bias: items of this catalogue have no biases")
+        _check_said(item.said, attributes, f"items[{place}].")
     dtype = np.uint8 if live.num_sub_items <= 256 else np.uint16
     codes: NDArray[Any] = np.array([item.code for item in items], dtype)
+
+    def note(place: int, before: Json | None) -> Json | None:
+        said = items[place].said
+        return amended(before, said) if said else None  # None leaves what was said
+
     with _changing():
         try:
-            numbers = live.put(ids, codes, [item.bias for item in items], replace=replace)
+            numbers = live.put(
+                ids,
+                codes,
+                [item.bias for item in items],
+                replace=replace,
+                notes=note if any(item.said for item in items) else None,
+            )
+        except NoteError as error:
+            raise InputError(f"items[{error.place}]: what is said of it {error.reason}") from None
         except KnownItemError as error:
             raise ItemExistsError(
                 f"items[{error.place}].id is {error.external_id!r}, which is there already: "
@@ -86,16 +109,52 @@ def put_items(
 
 def remove_item(live: LiveIndex, catalogue: Catalogue, external_id: ExternalId) -> None:
     """Remove an item; when this returns, the change is on disk."""
+    with _changing(), _found(live, catalogue, external_id) as number:
+        live.remove([number])
+
+
+def amend_item(
+    live: LiveIndex,
+    catalogue: Catalogue,
+    attributes: Attributes | None,
+    external_id: ExternalId,
+    said: Json,
+) -> None:
+    """Change the name of an item, or some attributes; when this returns, that is on disk."""
+    _check_said(said, attributes, "")
+    with _changing(), _found(live, catalogue, external_id) as number:
+        live.note([number], lambda _, before: amended(before, said))
+
+
+def _check_said(said: Json, attributes: Attributes | None, where: str) -> None:
+    """Refuse what no column has room for, so that all that is kept can be applied."""
+    if "attributes" not in said:
+        return
+    if attributes is None:
+        raise InputError(
+            f"{where}attributes: this service has no attributes of its items, whose columns say "
+            "what can be said of one: `recprune attributes` makes them of a table"
+        )
+    try:
+        check_attributes(said["attributes"], attributes)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+@contextmanager
+def _found(live: LiveIndex, catalogue: Catalogue, external_id: ExternalId) -> Iterator[int]:
+    """Give the number of an item that is there; say it is not if it leaves meanwhile."""
+    live.refresh()  # another worker may just have added it
     wanted = catalogue.coerce([external_id])
-    with _changing():
-        live.refresh()  # another worker may just have added it
-        number = int(catalogue.at(live.snapshot()).find_all(wanted)[0])
-        if number < 0:
-            raise NoSuchItemError("no such item in the catalogue")
-        try:
-            live.remove([number])
-        except InputError:  # another worker was faster
-            raise NoSuchItemError("no such item in the catalogue") from None
+    number = int(catalogue.at(live.snapshot()).find_all(wanted)[0])
+    if number < 0:
+        raise NoSuchItemError("no such item in the catalogue")
+    try:
+        yield number
+    except NoteError as error:
+        raise InputError(f"what is said of the item {error.reason}") from None
+    except InputError:  # another worker was faster
+        raise NoSuchItemError("no such item in the catalogue") from None
 
 
 @contextmanager

@@ -118,7 +118,7 @@ class CatalogueTexts:
 
     def find(self, words: str, most: int) -> list[int]:
         """Return the most popular items whose line contains the words."""
-        wanted = " ".join(words.split()).casefold().encode("utf-8", "replace")
+        wanted = folded(words).encode("utf-8", "replace")
         found: list[int] = []
         for first in range(0, len(self._order) if wanted else 0, _LINES):
             starts = self._starts[first : first + _LINES + 1]
@@ -132,6 +132,11 @@ class CatalogueTexts:
             if len(found) == most:
                 break
         return found
+
+
+def folded(words: str) -> str:
+    """Return words as they are looked for."""
+    return " ".join(words.split()).casefold()
 
 
 def shared_texts(

@@ -21,7 +21,7 @@ with needs_extra("serve"):
 # Without a key, as is `/page/`.
 OPEN_PATHS = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 _ITEMS = "/items"
-# Posted to, so many at a time; they alone have a body.
+# Posted to, so many at a time; they alone have a body, and what changes one item.
 _LIMITED_PATHS = ("/recommend", "/search", "/events", _ITEMS)
 _KNOWN = OPEN_PATHS.union(_LIMITED_PATHS)  # logged by name even if refused before a route is found
 _BODIES = 64  # of the greatest size, that may be arriving at a time; megabytes, with the default
@@ -111,9 +111,12 @@ class Guard:
 
     def _admission(self, scope: Scope) -> Admission | None:
         """Return what counts requests with a body to a path; None where none is read."""
-        if scope["path"] == _ITEMS and scope["method"] != "POST":  # found by words
+        path, method = scope["path"], scope["method"]
+        if path == _ITEMS and method != "POST":  # found by words
             return None
-        return self._admissions.get(scope["path"])
+        if path.startswith(f"{_ITEMS}/") and method == "PATCH":
+            path = _ITEMS
+        return self._admissions.get(path)
 
     def _check_origin(self, host: str, origin: str | None) -> None:
         """Refuse other people's web pages, which a browser on this machine may have open."""

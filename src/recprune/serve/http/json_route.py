@@ -29,12 +29,13 @@ class JsonRoute(APIRoute):
         super().__init__(*arguments, **named)
         [body] = self.dependant.body_params
         kind = cast(type[BaseModel], body.field_info.annotation)
-        answer = cast(Callable[[BaseModel], Awaitable[Response]], self.endpoint)
+        answer = cast(Callable[..., Awaitable[Response]], self.endpoint)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             content_type = dict(scope["headers"]).get(b"content-type", b"")
             message = await receive()  # the guard has read the body, and gives all of it
-            response = await answer(parsed(kind, content_type, message["body"]))
+            asked = parsed(kind, content_type, message["body"])
+            response = await answer(asked, **scope.get("path_params", {}))
             await response(scope, receive, send)
 
         self.app = app
@@ -42,7 +43,11 @@ class JsonRoute(APIRoute):
 
 def json_routes(app: FastAPI) -> dict[str, ASGIApp]:
     """Return what answers where a JSON body is posted to, by path."""
-    return {route.path: route.app for route in app.routes if isinstance(route, JsonRoute)}
+    return {
+        route.path: route.app
+        for route in app.routes
+        if isinstance(route, JsonRoute) and "POST" in (route.methods or ())
+    }
 
 
 def parsed(kind: type[Asked], content_type: bytes, body: bytes) -> Asked:

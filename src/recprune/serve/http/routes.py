@@ -15,7 +15,12 @@ from recprune.serve.admission import WorkPool
 from recprune.serve.configuration import Limits
 from recprune.serve.engine.catalogue import Catalogue
 from recprune.serve.engine.engine import DatedHistory, Engine, Found
-from recprune.serve.engine.item_changes import NoSuchItemError, put_items, remove_item
+from recprune.serve.engine.item_changes import (
+    NoSuchItemError,
+    amend_item,
+    put_items,
+    remove_item,
+)
 from recprune.serve.histories.histories import Event, HistoriesUnavailableError
 from recprune.serve.http.errors import LimitError
 from recprune.serve.http.json_route import JsonRoute
@@ -23,6 +28,7 @@ from recprune.serve.http.schemas import (
     ANSWERS,
     AddedItems,
     AddItemsRequest,
+    AmendItemRequest,
     Answer,
     Answers,
     Asker,
@@ -151,14 +157,16 @@ def _add_questions(app: FastAPI, service: Service) -> None:
         return _json(EventsAnswer(received=len(kept), new=new))
 
 
-def _question(app: FastAPI, path: str, answer: type[Any]) -> Callable[[Handler], Handler]:
+def _question(
+    app: FastAPI, path: str, answer: type[Any], *, method: str = "POST"
+) -> Callable[[Handler], Handler]:
     """Have a function answer what is posted to a path."""
 
     def add(handler: Handler) -> Handler:
         app.router.add_api_route(
             path,
             handler,
-            methods=["POST"],
+            methods=[method],
             response_model=answer,
             route_class_override=JsonRoute,
         )
@@ -304,18 +312,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
     async def item(item: str) -> Response:
         """Say what is known of an item."""
         engine = service.engine.now()
-        catalogue = engine.catalogue
-
-        def answered() -> ItemAnswer:
-            found = _found_item(catalogue, item)
-            return ItemAnswer(
-                item=catalogue.external_id(found),
-                name=catalogue.name(found),
-                popularity=catalogue.popularity_of(found),
-                code=engine.code_of(found),
-            )
-
-        return _json(await service.items.run(answered))
+        return _json(await service.items.run(lambda: _known_of(engine, item)))
 
     @_question(app, "/items", AddedItems)
     async def add_items(asked: AddItemsRequest) -> Response:
@@ -324,9 +321,24 @@ def _add_items(app: FastAPI, service: Service) -> None:
         live = engine.changing()
         given = asked.new_items()
         numbers = await service.changes.run(
-            lambda: put_items(live, engine.catalogue, given, replace=asked.replace)
+            lambda: put_items(
+                live, engine.catalogue, engine.attributes, given, replace=asked.replace
+            )
         )
         return _json(AddedItems(numbers=numbers, items=live.num_present))
+
+    @_question(app, "/items/{item:path}", ItemAnswer, method="PATCH")
+    async def amend(asked: AmendItemRequest, item: str) -> Response:
+        """Change the name of an item, or some attributes. What is answered with 2xx survives."""
+        engine = service.engine
+        live = engine.changing()
+        said = asked.said()
+
+        def changed() -> ItemAnswer:
+            amend_item(live, engine.catalogue, engine.attributes, item, said)
+            return _known_of(engine.now(), item)
+
+        return _json(await service.changes.run(changed))
 
     @app.delete("/items/{item:path}", response_model=RemovedItem)
     async def remove(item: str) -> Response:
@@ -335,6 +347,18 @@ def _add_items(app: FastAPI, service: Service) -> None:
         live = engine.changing()
         await service.changes.run(lambda: remove_item(live, engine.catalogue, item))
         return _json(RemovedItem(items=live.num_present))
+
+
+def _known_of(engine: Engine, item: str) -> ItemAnswer:
+    catalogue = engine.catalogue
+    found = _found_item(catalogue, item)
+    return ItemAnswer(
+        item=catalogue.external_id(found),
+        name=catalogue.name(found),
+        popularity=catalogue.popularity_of(found),
+        code=engine.code_of(found),
+        attributes=engine.attributes_of(found),
+    )
 
 
 def _found_item(catalogue: Catalogue, item: str) -> int:

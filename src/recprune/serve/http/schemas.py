@@ -17,7 +17,7 @@ from recprune.search.methods import METHODS, STOPPABLE, named
 from recprune.serve.configuration import CEILINGS, EVENTS_PER_QUESTION
 from recprune.serve.engine.engine import Choice, ServedKind
 from recprune.serve.engine.item_changes import NewItem
-from recprune.types import MAX_SUB_ITEMS, needs_extra
+from recprune.types import MAX_SUB_ITEMS, Json, needs_extra
 
 with needs_extra("serve"):
     from pydantic import (
@@ -37,6 +37,8 @@ _MOST_FIELDS = 32  # of an object: more than any here has
 _MOST_NUMBERS = 65_536  # of a sequence embedding: far more than any encoder returns
 _BEYOND = 10**MOST_DIGITS  # of an integer: as long ones are no item's, and slow to read and write
 _MOST_NEW_ITEMS = 1000  # of one change
+_LONGEST_NAME = 1000  # characters
+_MOST_COLUMNS = 1000  # as many as attributes have
 _LAST_MOMENT = 7_258_118_400.0  # the year 2200, as everywhere in recprune
 
 _IntegerId: TypeAlias = Annotated[StrictInt, Field(gt=-_BEYOND, lt=_BEYOND)]
@@ -285,6 +287,12 @@ class EventsAnswer(BaseModel):
     new: int
 
 
+_ItemName: TypeAlias = Annotated[StrictStr, Field(max_length=_LONGEST_NAME)]
+_ItemAttributes: TypeAlias = Annotated[dict[StrictStr, Any], Field(max_length=_MOST_COLUMNS)]
+_NAME = "What it is called; null: nothing."
+_ATTRIBUTES = "Values by column, which /readyz names; null: none. Other columns stay as they are."
+
+
 class ItemIn(_Asked):
     """An item that is added, or whose code is another one from now on."""
 
@@ -296,6 +304,12 @@ class ItemIn(_Asked):
     bias: FiniteFloat | None = Field(
         None, description="What is added to its score, where items of the catalogue have biases."
     )
+    name: _ItemName | None = Field(None, description=_NAME)
+    attributes: _ItemAttributes = Field(default_factory=dict, description=_ATTRIBUTES)
+
+    @validator(mode="after")
+    def _is_named(self) -> ItemIn:
+        return _named(self)
 
 
 class AddItemsRequest(_Asked):
@@ -313,7 +327,48 @@ class AddItemsRequest(_Asked):
 
     def new_items(self) -> list[NewItem]:
         """Return what the catalogue is given."""
-        return [NewItem(item.id, item.code, item.bias) for item in self.items]
+        return [NewItem(item.id, item.code, item.bias, _said(item)) for item in self.items]
+
+
+class AmendItemRequest(_Asked):
+    """What is said of an item from now on; what is left out stays as it is."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"attributes": {"in_stock": False, "price": 17.5}}]},
+    )
+
+    name: _ItemName | None = Field(None, description=_NAME)
+    attributes: _ItemAttributes = Field(default_factory=dict, description=_ATTRIBUTES)
+
+    @validator(mode="after")
+    def _says_something(self) -> AmendItemRequest:
+        if not _said(self):
+            raise ValueError("give name or attributes")
+        return _named(self)
+
+    def said(self) -> Json:
+        """Return what is given, as a note has it."""
+        return _said(self)
+
+
+_Said = TypeVar("_Said", ItemIn, AmendItemRequest)
+
+
+def _named(given: _Said) -> _Said:
+    if given.name is not None and not given.name.strip():
+        raise ValueError("name is empty: null takes it away")
+    return given
+
+
+def _said(given: ItemIn | AmendItemRequest) -> Json:
+    """Return name and attributes as far as they are given."""
+    said: Json = {}
+    if "name" in given.model_fields_set:
+        said["name"] = None if given.name is None else " ".join(given.name.split())
+    if given.attributes:
+        said["attributes"] = given.attributes
+    return said
 
 
 class AddedItems(BaseModel):
@@ -409,6 +464,9 @@ class ItemAnswer(BaseModel):
     )
     code: list[int] | None = Field(
         description="Its sub-item ids, one for each split; null where all items are in shards."
+    )
+    attributes: dict[str, Any] | None = Field(
+        description="The value of each column, null where it has none; null without any columns."
     )
 
 
