@@ -185,6 +185,11 @@ def _change(
     code = recommender.index.sub_item_scores(embedding).argmax(axis=1)
     new = 1 + max(int(product) for product in prepared.item_ids.take(range(prepared.num_items)))
     names = {**names, new: "The new product"}
+    known = prepared.item_ids.take(range(prepared.num_items))
+    shelves = {"item_id": [*known], "shelf": ["groceries"] * prepared.num_items}
+    recommender = recommender.with_attributes(
+        recprune.Attributes.from_table(shelves, recommender.item_ids)
+    )
     rows = []
     with recommender.make_live(folder) as live:
         living = recommender.with_live(live)
@@ -194,12 +199,11 @@ def _change(
             rows.append((what, *(_short(names, product) for product in found)))
 
         note(f"{live.num_present:,} products")
-        [number] = live.put([new], code[None].astype(recommender.index.item_codes().dtype))
+        said = {"attributes": {"shelf": "novelties"}}  # in the same change
+        code = code[None].astype(recommender.index.item_codes().dtype)
+        [number] = live.put([new], code, notes=[said])
         note(f"product {new} added, as number {number:,}")
-        shelves = {"item_id": [new], "shelf": ["novelties"]}
-        ids = recprune.SnapshotIds(live.snapshot())
-        living = living.with_attributes(recprune.Attributes.from_table(shelves, ids))
-        for where in ("shelf = 'novelties'", "shelf is null"):
+        for where in ("shelf = 'novelties'", "shelf = 'groceries'"):
             note(f"where {where}", where)
         live.remove([number])
         note("removed")

@@ -48,6 +48,7 @@ OPERATIONS = [
     ("POST", "/items"),
     ("GET", "/items/{item}"),
     ("GET", "/items/{item}/similar"),
+    ("PATCH", "/items/{item}"),
     ("DELETE", "/items/{item}"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
