@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from recprune import Codebook, Index, read_interactions
+from recprune import Codebook, Index, LiveIndex, read_interactions
 from recprune.cli import main
 
 COMMAND = Path(sys.executable).with_name("recprune")
@@ -267,6 +267,22 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     names.write_text("one\u2028two\r\nthree\n")  # two ids: a line ends with \n alone
     assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 0
     assert main(["index", "remove", out, "--external", "one\u2028two", "three"]) == 0
+    notes = arrays / "notes.jsonl"
+    note = {"name": "é\u2028", "attributes": {"price": 5}}
+    add = ["index", "add", out, str(more), "--item-ids", str(names), "--notes", str(notes)]
+    for lines, message in (
+        ("{}\n{", "notes.jsonl, line 2: not JSON: '{'"),
+        ("[]\n{}\n", "notes.jsonl, line 1: '[]' is no object, and not null"),
+        ("{}\n", "notes has 1 objects for 2 items"),
+    ):
+        notes.write_text(lines)
+        assert main(add) == 2
+        assert message in capsys.readouterr().err
+    notes.write_text(f"null\n{json.dumps(note, ensure_ascii=False)}\n")
+    assert main(add) == 0
+    with LiveIndex.open(out) as live:
+        assert dict(live.snapshot().notes) == {505: note}
+    assert main(["index", "remove", out, "504", "505"]) == 0
     np.save(arrays / "large.npy", np.array([1, 2**63], np.uint64))
     assert main(["index", "remove", out, "--from", str(arrays / "large.npy")]) == 2
     assert "holds 9223372036854775808, expected ids of at most" in capsys.readouterr().err
@@ -276,7 +292,7 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     before = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert main(["index", "compact", out]) == 0
     assert main(["index", "info", out, "--verify"]) == 0
-    assert "numbers          504" in capsys.readouterr().out
+    assert "numbers          506" in capsys.readouterr().out
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0
     after = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for one, other in zip(before, after, strict=True):
@@ -287,7 +303,7 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     capsys.readouterr()
     assert main(["index", "compact", out, "--shards", "3"]) == 0
     assert (
-        "shards           3\nsegments         3, holding 166, 168, 164 items\n"
+        "shards           3\nsegments         3, holding 166, 169, 163 items\n"
         in capsys.readouterr().out
     )
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0

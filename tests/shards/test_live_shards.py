@@ -85,9 +85,11 @@ def test_whatever_happens_shards_answer_as_one_index(
     shop.live.compact(shards=num_shards).result()
     shards = [LiveIndex.open(shop.folder, shard=shard) for shard in range(num_shards)]
     for _ in range(15):
-        what = rng.choice(["add", "remove", "replace", "seal", "compact"])
+        what = rng.choice(["add", "remove", "replace", "seal", "compact", "note"])
         if what == "add":
-            shop.add(int(rng.integers(0, 100)))
+            shop.add(int(rng.integers(0, 100)), with_notes=bool(rng.integers(2)))
+        elif what == "note":
+            shop.note(int(rng.integers(0, 20)))
         elif what in ("remove", "replace"):
             getattr(shop, what)(int(0.2 * len(shop.items)))
         else:

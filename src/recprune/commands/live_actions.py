@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ def add_live_actions(actions: Any) -> None:
     add.add_argument("codes", metavar="CODES", help=".npy of uint8 or uint16 [n, M]")
     add.add_argument("--item-bias", metavar="FILE", help=".npy of float32 [n]")
     add.add_argument("--item-ids", metavar="FILE", help=_IDS_HELP)
+    add.add_argument(
+        "--notes", metavar="FILE", help="JSON lines: what is said of each item, or null"
+    )
     add.set_defaults(action_run=_add)
     remove = actions.add_parser("remove", help="remove items from a live index")
     remove.add_argument("index", metavar="FOLDER")
@@ -62,6 +66,11 @@ def read_ids(path: str, *, integers: bool | None = None) -> list[Any] | Int64Arr
         if array.dtype.kind == "u" and array.max(initial=0) > _LARGEST:
             raise InputError(f"{path}: holds {array.max()}, expected ids of at most {_LARGEST}")
         return np.array(array, np.int64) if array.dtype.kind in "iu" else array.tolist()
+    lines = _read_lines(path)
+    return [as_number(line, path) for line in lines] if integers else lines
+
+
+def _read_lines(path: str) -> list[str]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -69,10 +78,21 @@ def read_ids(path: str, *, integers: bool | None = None) -> list[Any] | Int64Arr
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     # Not by splitlines, for which an id may have other ends of lines in it.
-    lines = (
-        [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
-    )
-    return [as_number(line, path) for line in lines] if integers else lines
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _read_notes(path: str) -> list[Json | None]:
+    """Return what is said of items, from a line each."""
+    notes: list[Json | None] = []
+    for number, line in enumerate(_read_lines(path), 1):
+        try:
+            note = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{path}, line {number}: not JSON: {line!r:.80}") from None
+        if note is not None and not isinstance(note, dict):
+            raise InputError(f"{path}, line {number}: {line!r:.80} is no object, and not null")
+        notes.append(note)
+    return notes
 
 
 def as_number(text: str, where: str) -> int:
@@ -97,7 +117,8 @@ def _add(parsed: argparse.Namespace) -> None:
         if parsed.item_ids:
             ids = read_ids(parsed.item_ids, integers=live.snapshot().id_kind == "integers")
         bias = read_npy(parsed.item_bias) if parsed.item_bias else None
-        numbers = live.add(read_npy(parsed.codes), bias, item_ids=ids)
+        notes = _read_notes(parsed.notes) if parsed.notes else None
+        numbers = live.add(read_npy(parsed.codes), bias, item_ids=ids, notes=notes)
         live.maintain()
         first = numbers[0] if len(numbers) else live.num_items
         _say(live, {"added": len(numbers), "first_number": int(first)})
