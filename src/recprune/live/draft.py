@@ -68,6 +68,8 @@ class Draft:
     def replace(self, items: Items) -> None:
         """Give items that are there other codes; numbers and external ids stay."""
         items = self._own(items)
+        if not len(items):
+            return
         names = self._names_of(items.numbers)
         self._remove(items.numbers)
         self._tail.append(Items(items.numbers, items.codes, items.item_bias, names))
@@ -76,9 +78,12 @@ class Draft:
         """Have something else said of items; refuse numbers not there, or given twice."""
         if self._before.shard is not None:
             return
-        there = find_sorted(self._settled_tail().numbers, numbers) >= 0
-        for at in self._segments:
-            there |= at.find(numbers) >= 0
+        # Mostly those that have just come: a tail of many lots is not put in order for them.
+        there = find_sorted(self._tail[-1].numbers, numbers) >= 0
+        if not there.all():
+            there |= find_sorted(self._settled_tail().numbers, numbers) >= 0
+            for at in self._segments:
+                there |= at.find(numbers) >= 0
         refuse_missing(numbers, ~there)
         refuse_twice(numbers)
         self._notes |= zip(numbers.tolist(), texts, strict=True)
