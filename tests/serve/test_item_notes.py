@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,26 @@ def test_what_is_posted_is_filtered_by_with_the_next_question(
     assert put(service, "hat", code).status_code == 200
     found = service.client.get("/items/hat").json()
     assert (found["name"], {*found["attributes"].values()}) == (None, {None})
+
+
+def test_two_who_change_one_item_at_once_lose_nothing(service: Service) -> None:
+    """Each says something of a column of its own, over connections to both workers."""
+
+    def say(name: str, values: list[Any]) -> None:
+        for value in values:
+            answer = httpx.patch(f"{service.url}/items/a", json={"attributes": {name: value}})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["attributes"][name] == value
+
+    with ThreadPoolExecutor(3) as threads:
+        for said in [
+            threads.submit(say, "stock", [*range(15)]),
+            threads.submit(say, "price", [0.5 * turn for turn in range(15)]),
+            threads.submit(say, "category", [f"kind {turn}" for turn in range(15)]),
+        ]:
+            said.result()
+    where = "stock = 14 and price = 7 and category = 'kind 14'"
+    wait_for_all(service, where, lambda found: [item for item, _ in found] == ["a"])
 
 
 def test_words_find_the_names_that_were_posted(service: Service, code: list[int]) -> None:
