@@ -27,7 +27,8 @@ def ledger() -> Ledger:
 
 def test_every_version_has_its_answer(ledger: Ledger) -> None:
     change = ledger.begin()
-    assert ledger.put(["new", "x"], np.array([[0, 0], [0, 0]], np.uint8)) == [3, 0]
+    codes = np.array([[0, 0], [0, 0]], np.uint8)
+    assert ledger.put(["new", "x"], codes, [{}, {}]) == [3, 0]
     change.acknowledge()
     ledger.begin()
     ledger.remove("y")
@@ -41,27 +42,40 @@ def test_every_version_has_its_answer(ledger: Ledger) -> None:
     assert ledger.answer(2, SCORES, 9, Filters((), cheap)) == (("x", 3.0),)
     assert ledger.answer(2, SCORES, 9, Filters((), unbranded)) == (("new", 3.0), ("z", 0.0))
     begin_again = ledger.begin()
-    assert ledger.put(["y"], np.array([[0, 0]], np.uint8)) == [4]  # a number is not used twice
+    assert ledger.put(["y"], codes[:1], [{}]) == [4]  # a number is not used twice
     begin_again.acknowledge()
+
+
+def test_what_is_said_of_an_item_counts_from_its_version_on(ledger: Ledger) -> None:
+    cheap, _, _, _, unbranded = CONDITIONS
+    for said in ({"price": None, "brand": "b"}, {"price": 7.0}):
+        ledger.begin().acknowledge()
+        ledger.put(["x"], np.array([[0, 1]], np.uint8), [said])
+    x, z = ("x", 0.0), ("z", 0.0)
+    assert [ledger.answer(version, SCORES, 9, Filters((), cheap)) for version in range(3)] == [
+        (x,),
+        (),
+        (x,),
+    ]
+    assert ledger.answer(2, SCORES, 9, Filters((), unbranded)) == (z,)  # the brand is as it was
 
 
 def test_another_live_index_has_other_numbers(ledger: Ledger) -> None:
     ledger.begin().acknowledge()
-    ledger.put(["new"], np.array([[0, 1]], np.uint8))
+    ledger.put(["new"], np.array([[0, 1]], np.uint8), [{}])
     ledger.begin().acknowledge()
-    known = {"x": Attributes(10.0, "a")}
-    ledger.renumber({"new": 1, "x": 2, "y": 0, "z": 3}, 7, known)
+    ledger.renumber({"new": 1, "x": 2, "y": 0, "z": 3}, 7)
     before = (("y", 2.5), ("x", 0.0), ("z", 0.0), ("new", 0.0))  # ties by number
     after = (("y", 2.5), ("new", 0.0), ("x", 0.0), ("z", 0.0))
     assert ledger.answer(1, SCORES, 9, Filters()) == before
     assert ledger.answer(2, SCORES, 9, Filters()) == after
     assert ledger.answer(2, SCORES, 9, Filters(["new", "y"])) == after[2:]
     unbranded = CONDITIONS[-1]
-    assert ledger.answer(1, SCORES, 9, Filters((), unbranded)) == before[2:]  # y has a brand
-    assert ledger.answer(2, SCORES, 9, Filters((), unbranded)) == (*after[:2], after[3])
+    assert ledger.answer(1, SCORES, 9, Filters((), unbranded)) == before[2:]  # x and y have one
+    assert ledger.answer(2, SCORES, 9, Filters((), unbranded)) == (after[1], after[3])
     assert sorted(ledger.present()) == ["new", "x", "y", "z"]
     ledger.begin().acknowledge()
-    assert ledger.put(["one more"], np.array([[1, 1]], np.uint8)) == [7]
+    assert ledger.put(["one more"], np.array([[1, 1]], np.uint8), [{}]) == [7]
 
 
 def test_an_answer_may_be_of_what_was_sent_and_not_of_what_is_long_gone(ledger: Ledger) -> None:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.soak --minutes 60 --out docs/measured/soak.json
 
-Items come, change and go, users act, answers are filtered, while workers and the whole service are
-killed with -9, catalogues compacted (by processes that are killed too) and folders loaded anew.
+Items come, change and go, as does what is said of them, users act, answers are filtered, while
+workers and the whole service are killed with -9, catalogues compacted (by processes that are killed
+too) and folders loaded anew.
 Every answer is compared, ids and score bits, with exhaustive scoring of what was acknowledged. Needs
 Linux and a C compiler. Ends with 1 where something was wrong.
 """

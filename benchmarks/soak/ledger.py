@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from recprune.search import reference
 from recprune.types import CodeArray, Float32Array
 
 Answer = tuple[tuple[str, float], ...]  # items and scores
+Said = Mapping[str, Any]  # new values of some attributes; None: not known any more
 _EVER = np.iinfo(np.int64).max
 _PATIENCE_S = 5.0  # a version that was acknowledged so long before a question must be seen
 
@@ -107,22 +109,22 @@ class Ledger:
             self.changes.append(Change(time.monotonic()))
             return self.changes[-1]
 
-    def put(self, external_ids: Sequence[str], codes: CodeArray) -> list[int]:
+    def put(self, external_ids: Sequence[str], codes: CodeArray, said: Sequence[Said]) -> list[int]:
         """Note what the last change does; return the numbers that the items must have.
 
-        An item that is there keeps its number and what is known of it.
+        An item that is there keeps its number, and what is known of it but for what is said.
         """
         with self._lock:
             version, numbers, known = len(self.changes), [], []
-            for name in external_ids:
+            for name, values in zip(external_ids, said, strict=True):
                 before = self._there.get(name)
                 if before is None:
                     numbers.append(self.num_numbers)
-                    known.append(NOTHING_KNOWN)
+                    known.append(replace(NOTHING_KNOWN, **values))
                     self.num_numbers += 1
                 else:
                     numbers.append(int(self._numbers[before]))
-                    known.append(self._known[before])
+                    known.append(replace(self._known[before], **values))
                     self._until[before] = version
                 self._there[name] = len(self._names)
                 self._rows.setdefault(name, []).append(len(self._names))
@@ -141,13 +143,10 @@ class Ledger:
         with self._lock:
             self._until[self._there.pop(external_id)] = len(self.changes)
 
-    def renumber(
-        self, numbers: Mapping[str, int], num_numbers: int, known: Mapping[str, Attributes]
-    ) -> None:
+    def renumber(self, numbers: Mapping[str, int], num_numbers: int) -> None:
         """Note that with the last change all items that are there have other numbers.
 
-        So it is where another live index takes the place of one: of its items, those are `known`
-        that the recommender was made with.
+        So it is where another live index takes the place of one.
         """
         with self._lock:
             version, names = len(self.changes), [*self._there]
@@ -157,15 +156,13 @@ class Ledger:
             for place, name in enumerate(names, first):
                 self._there[name] = place
                 self._rows[name].append(place)
-            now_known = [known.get(name, NOTHING_KNOWN) for name in names]
             self._names += names
-            self._known += now_known
+            self._known += [self._known[row] for row in rows.tolist()]
             self._codes = np.concatenate([self._codes, self._codes[rows]])
             self._numbers = np.append(self._numbers, [numbers[name] for name in names])
             self._since = np.append(self._since, np.full(len(names), version))
             self._until = np.append(self._until, np.full(len(names), _EVER))
-            truths = [_truths(one) for one in now_known]
-            self._truths = np.concatenate([self._truths, truths])
+            self._truths = np.concatenate([self._truths, self._truths[rows]])
             self.num_numbers = num_numbers
 
     # Asking it -----------------------------------------------------------------------------------

@@ -70,7 +70,6 @@ class Soak:
             else Known(round(float(rng.uniform(0, 100)), 2), rng.choice(["a", "b", "c", "d"]))
             for _ in ids
         ]
-        self._known = dict(zip(ids, known, strict=True))
         table = {
             "item_id": ids,
             "price": [one.price for one in known],
@@ -196,7 +195,7 @@ class Soak:
                     self.seen.wrong.append(f"after a refresh, items differ: {sorted(differing)}")
                     self.end.set()
                     return True
-                scene.ledger.renumber(found, live.num_items, self._known)
+                scene.ledger.renumber(found, live.num_items)
                 scene.recommenders[version] = recommender
                 self.seen.counts["put in place"] += 1
         return True

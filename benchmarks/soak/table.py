@@ -18,7 +18,10 @@ def rows(record: Json) -> list[tuple[str, str]]:
     counts, back = record["counts"], record["read_back"]
     return [
         ("minutes", f"{record['seconds'] / 60:.0f}"),
-        ("items put, items removed", f"{counts['put']:,}, {counts['removed']:,}"),
+        (
+            "items put, amended, removed",
+            f"{counts['put']:,}, {counts.get('amended', 0):,}, {counts['removed']:,}",
+        ),
         ("events", f"{counts['events']:,}"),
         (
             "workers killed, whole service killed",

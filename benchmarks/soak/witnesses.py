@@ -77,7 +77,7 @@ class Scene:
 
 
 class Changer:
-    """Adds, replaces and removes items, one change after the other."""
+    """Adds, replaces, amends and removes items, one change after the other."""
 
     pause_s = 0.03
 
@@ -90,7 +90,8 @@ class Changer:
             self._change(client, rng)
 
     def _change(self, client: Client, rng: random.Random) -> None:
-        what = rng.choices(("add", "replace", "remove", "remove new"), (3, 2, 2, 3))[0]
+        kinds = ("add", "replace", "amend", "remove", "remove new")
+        what = rng.choices(kinds, (3, 2, 3, 2, 3))[0]
         there = self._scene.ledger.present()
         if what == "remove" or (what == "remove new" and not self._added):
             self._remove(client, rng.choice(there))
@@ -99,6 +100,8 @@ class Changer:
             self._remove(client, rng.choice(new or there))
         elif what == "replace":
             self._put(client, [rng.choice(there)], rng)
+        elif what == "amend":
+            self._amend(client, rng.choice(there[-200:] + there[:200]), rng)
         else:
             count = rng.choice((1, 1, 1, 5))
             self._put(client, [f"new {self._added + at}" for at in range(count)], rng)
@@ -107,15 +110,17 @@ class Changer:
     def _put(self, client: Client, items: list[str], rng: random.Random) -> None:
         scene, ledger = self._scene, self._scene.ledger
         codes = [self._code(rng) for _ in items]
+        said = [_said(rng) if rng.random() < 0.6 else {} for _ in items]
         body = {
             "items": [
-                {"id": item, "code": code.tolist()} for item, code in zip(items, codes, strict=True)
+                {"id": item, "code": code.tolist()} | ({"attributes": values} if values else {})
+                for item, code, values in zip(items, codes, said, strict=True)
             ],
             "replace": True,  # so that it may be sent again
         }
         # Before it is sent, as an answer may have it before it is acknowledged.
         change = ledger.begin()
-        expected = ledger.put(items, np.array(codes, np.uint8))
+        expected = ledger.put(items, np.array(codes, np.uint8), said)
         reply = scene.ask(client, "POST", "/items", body)
         if reply is None:
             return
@@ -125,6 +130,19 @@ class Changer:
             scene.seen.wrong.append(f"numbers {reply.json()['numbers']}, expected {expected}")
         change.acknowledge()
         scene.seen.counts["put"] += len(items)
+
+    def _amend(self, client: Client, item: str, rng: random.Random) -> None:
+        """Say something else of an item that is there."""
+        scene, said = self._scene, _said(rng)
+        change = scene.ledger.begin()
+        scene.ledger.put([item], scene.ledger.code_of(item)[None], [said])
+        reply = scene.ask(client, "PATCH", _path_of(item), {"attributes": said})
+        if reply is None:
+            return
+        if reply.status != 200:
+            scene.seen.failed.append(f"PATCH: {reply.status} {reply.body[:300]!r}")
+        change.acknowledge()
+        scene.seen.counts["amended"] += 1
 
     def _code(self, rng: random.Random) -> CodeArray:
         """Return the code of some item with a few sub-items changed: as good as others are."""
@@ -138,13 +156,27 @@ class Changer:
         scene = self._scene
         change = scene.ledger.begin()
         scene.ledger.remove(item)
-        reply = scene.ask(client, "DELETE", f"/items/{item.replace(' ', '%20')}")
+        reply = scene.ask(client, "DELETE", _path_of(item))
         if reply is None:
             return
         if reply.status not in (200, 404):  # 404: it was removed by what had no answer
             scene.seen.failed.append(f"DELETE: {reply.status} {reply.body[:300]!r}")
         change.acknowledge()
         scene.seen.counts["removed"] += 1
+
+
+def _said(rng: random.Random) -> Json:
+    """Draw new values of one attribute or of both, some of them none."""
+    drawn: Json = {
+        "price": None if rng.random() < 0.2 else round(rng.uniform(0, 100), 2),
+        "brand": rng.choice([None, "a", "b", "c", "d", "e"]),
+    }
+    names = rng.choice([["price"], ["brand"], ["price", "brand"]])
+    return {name: drawn[name] for name in names}
+
+
+def _path_of(item: str) -> str:
+    return f"/items/{item.replace(' ', '%20')}"
 
 
 class Asker:
