@@ -42,8 +42,8 @@ from recprune.recommender.request import (
     boosted_items,
     combined_boosts,
     find_known,
+    left_out_items,
     look_up,
-    seen_items,
 )
 from recprune.recommender.similar import SimilarItems, similar_items
 from recprune.search.checks import checked_k, checked_threads
@@ -433,19 +433,10 @@ class Recommender:
         checked_threads(threads)
         if deadline is not None:
             check_can_stop(chosen)
-        events, known, unknown, kept = look_up(self.item_ids, histories)
-        timelines = checked_timelines(times, now, kept)
-        further = find_known(offered, exclude)
-        excluded = [further] * len(known)
+        found = look_up(self.item_ids, histories)
+        timelines = checked_timelines(times, now, found.kept)
         leave_out_seen = exclude_seen or (exclude_seen is None and not self.repeats)
-        if leave_out_seen:
-            seen: Sequence[NDArray[Any]] = known
-            if offered.snapshot is not None:
-                seen = seen_items(offered, events, kept)
-            excluded = [
-                np.concatenate([further, items]) if len(further) else items.astype(np.int64)
-                for items in seen
-            ]
+        excluded = left_out_items(offered, found, exclude, seen=leave_out_seen)
         allowed = allowed_items(offered, allow)
         boosted = boosted_items(offered, boosts)
         limit = self._limit(offered, at_most)
@@ -453,11 +444,11 @@ class Recommender:
         if where is not None:
             allowed = self._true_of(offered, where, allowed)
             clock.lap("filter")
-        answered = np.array([len(items) > 0 for items in known], np.bool_)
+        answered = np.array([len(items) > 0 for items in found.known], np.bool_)
         embeddings, top = np.empty((0, self.index.width), np.float32), None
         learnt = LearntBoosts(None, None)
         if answered.any():
-            encoded = [items for items in known if len(items)]
+            encoded = [items for items in found.known if len(items)]
             dated = list(compress(timelines, answered))
             embeddings = (encoder or self.encoder).encode(encoded, dated)
             # What was seen and is left out needs no boosts.
@@ -484,24 +475,18 @@ class Recommender:
             clock.lap("search")
             if not isinstance(chosen, Default):  # which computes none of its own
                 clock.divide("search", "sub-item scores", _share_of_scoring(top.stats))
-        if top is not None and answered.all():
-            ids, scores = top.ids, top.scores
-        else:
-            ids = np.full((len(known), k), -1, np.int64)
-            scores = np.full((len(known), k), -np.inf, np.float32)
-            if top is not None:
-                ids[answered], scores[answered] = top.ids, top.scores
-            for place in np.flatnonzero(~answered):
-                best, popularity = offered.most_popular(k, excluded[place], allowed, boosted, limit)
-                ids[place, : len(best)] = best
-                scores[place, : len(best)] = popularity
+        ids, scores = _completed(top, answered, k)
+        for place in np.flatnonzero(~answered):
+            best, popularity = offered.most_popular(k, excluded[place], allowed, boosted, limit)
+            ids[place, : len(best)] = best
+            scores[place, : len(best)] = popularity
         items = [offered.names(row[row >= 0]) for row in ids]
         clock.lap("answer")
         return Recommendations(
             items=items,
             ids=ids,
             scores=scores,
-            unknown=unknown,
+            unknown=found.unknown,
             by_popularity=~answered,
             stats=top.stats if top is not None else None,
             milliseconds=clock.laps,
@@ -764,6 +749,19 @@ class _Clock:
         """Give a share of a lap to its first part, as a lap of its own."""
         whole = self.laps.pop(name)
         self.laps |= {first: share * whole, name: (1.0 - share) * whole}
+
+
+def _completed(
+    top: TopK | None, answered: NDArray[np.bool_], k: int
+) -> tuple[Int64Array, Float32Array]:
+    """Return answers with an empty one in the place of each history that was not asked for."""
+    if top is not None and answered.all():
+        return top.ids, top.scores
+    ids = np.full((len(answered), k), -1, np.int64)
+    scores = np.full((len(answered), k), -np.inf, np.float32)
+    if top is not None:
+        ids[answered], scores[answered] = top.ids, top.scores
+    return ids, scores
 
 
 def _share_of_scoring(stats: SearchStats) -> float:

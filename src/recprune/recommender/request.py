@@ -106,12 +106,26 @@ def allowed_items(
     return mask
 
 
-def seen_items(
-    offered: Assortment, events: list[ExternalId], kept: list[NDArray[np.bool_]]
+def left_out_items(
+    offered: Assortment, found: FoundHistories, exclude: Sequence[ExternalId], *, seen: bool
 ) -> list[Int64Array]:
-    """Return the numbers of what is in histories and there, known to the encoder or not."""
-    ends = np.cumsum([len(history) for history in kept])
-    parts = np.split(offered.find(events), ends[:-1]) if kept else []
+    """Return what each answer has to leave out: `exclude`, and if asked for what was `seen`."""
+    further = find_known(offered, exclude)
+    if not seen:
+        return [further] * len(found.known)
+    own: Sequence[NDArray[Any]] = found.known
+    if offered.snapshot is not None:  # an item may be there that the encoder does not know
+        own = _there(offered, found)
+    return [
+        np.concatenate([further, items]) if len(further) else items.astype(np.int64)
+        for items in own
+    ]
+
+
+def _there(offered: Assortment, found: FoundHistories) -> list[Int64Array]:
+    """Return the numbers of what is in histories and there."""
+    ends = np.cumsum([len(history) for history in found.kept])
+    parts = np.split(offered.find(found.events), ends[:-1]) if found.kept else []
     return [numbers[numbers >= 0] for numbers in parts]
 
 
