@@ -144,7 +144,8 @@ class Shop:
         assert new == list(range(self.next_number, self.next_number + count - len(there)))
         for row, name in enumerate(names):
             old = self.items[numbered[name]][1] if row < len(there) else 0.0
-            value = old if biases is None or biases[row] is None else float(biases[row] or 0.0)
+            given_bias = None if biases is None else biases[row]
+            value = old if given_bias is None else given_bias
             self.items[numbered[name]] = codes[row], value, name
         self.next_number += len(new)
 
