@@ -68,6 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Models are looked for in OUT/NAME/models and trained where they are missing",
     )
     parser.add_argument(
+        "--workload",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a trained model as arrays: codes.npy (uint8 [n, M]), sub_item_embeddings.npy "
+        "(float32 [M, B, d/M]), sequence_embeddings.npy (float32 [users, d]) and, if it is known "
+        "which items the users took next, targets.npy. All experiments with searches run on it",
+    )
+    parser.add_argument(
         "--no-train",
         action="store_true",
         help="leave models out that are not there: the full table, those for pruning, other codes",
@@ -138,13 +147,17 @@ def _setup(
 ) -> Setup:
     needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
     sources = _sources(parsed)
+    given = _given_workloads(parsed.workload, [source.name for source in sources])
     home = out / "quick" if parsed.quick else out
     if not needs:
         sources = []
-    elif not sources and parsed.quick:
+    elif not sources and parsed.quick and not given:
         sources = [NamedLog("synthetic", quick_log(home / "synthetic.parquet"))]
-    elif not sources:
-        raise InputError("there is no log to run this on: give one with --log, or try --quick")
+    elif not sources and not given:
+        raise InputError(
+            "there is nothing to run this on: give a log with --log, a trained model with "
+            "--workload, or try --quick"
+        )
     memory = free_bytes()
     logs = [
         log_folder(
@@ -158,7 +171,7 @@ def _setup(
         )
         for source in sources
     ]
-    workloads, variants, codes = [], [], []
+    workloads, variants, codes = given, [], []
     for log in logs:
         # A model without sub-items has nothing to prune: it is in the table of models alone.
         if "workloads" in needs:
@@ -195,6 +208,19 @@ def _sources(parsed: argparse.Namespace) -> list[NamedLog]:
         if source.path is not None and not source.path.exists():
             raise InputError(f"{source.path}: no such file or folder")
     return sources
+
+
+def _given_workloads(texts: Sequence[str], logs: Sequence[str]) -> list[Workload]:
+    """Open the models that were given as arrays, each with a name of its own."""
+    given: dict[str, Workload] = {}
+    for text in texts:
+        name, _, folder = text.partition("=")
+        if not name.replace("-", "").isalnum() or not folder:
+            raise InputError(f"--workload {text}: expected NAME=FOLDER, NAME of letters and digits")
+        if name in given or name in logs:
+            raise InputError(f"--workload {text}: {name} is given twice")
+        given[name] = Workload.from_files(name, Path(folder))
+    return list(given.values())
 
 
 def _workloads(

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from recprune.data.formats import LogFormat
 from recprune.experiments.framework.record import Record
-from recprune.experiments.framework.workload import Workload
+from recprune.experiments.framework.workload import GIVEN, Workload
 from recprune.experiments.report.document import Block, Section, Text
 from recprune.types import Json, Progress
 
@@ -24,6 +24,7 @@ MODEL_NAMES = {
     "gsasrecjpq": "gSASRecJPQ",
     "gbert4recjpq": "gBERT4RecJPQ",
     "sasrec": "SASRec",
+    GIVEN: "given model",
 }
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from recprune.evaluation.metrics import RankedUsers, user_values
 from recprune.preparation.prepared import Prepared
+from recprune.search.checks import checked_codes, checked_queries, refuse_infinite
 from recprune.search.index import Index
-from recprune.storage import Saved, load_folder, save_folder
+from recprune.storage import Saved, load_folder, read_npy, save_folder
 from recprune.types import (
     CodeArray,
     Float32Array,
@@ -27,7 +28,9 @@ from recprune.types import (
 
 _KIND = "workload"
 _VERSION = 1
-_ARRAYS = ("codes", "sub_item_embeddings", "sequence_embeddings", "targets")
+_MODEL_ARRAYS = ("codes", "sub_item_embeddings", "sequence_embeddings")
+_ARRAYS = (*_MODEL_ARRAYS, "targets")
+GIVEN = "given"  # in place of the name of a model that was not trained here
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class Workload:
     codes: CodeArray
     sub_item_embeddings: Float32Array
     sequence_embeddings: Float32Array  # [users, d], of test users in a random order
-    targets: Int32Array  # [users], the item that each of them took next
+    targets: Int32Array  # [users], the item that each of them took next; empty: not known
     settings: Json  # of the model and its training
 
     def __post_init__(self) -> None:
@@ -71,8 +74,13 @@ class Workload:
             total.update(np.ascontiguousarray(getattr(self, name)).data)
         return total.hexdigest()[:16]
 
-    def ndcg(self, ids: Int64Array, users: Int64Array | None = None) -> float:
-        """Return the mean NDCG@10, given the best ten items of users, or of the first ones."""
+    def ndcg(self, ids: Int64Array, users: Int64Array | None = None) -> float | None:
+        """Return the mean NDCG@10, given the best ten items of users, or of the first ones.
+
+        None where it is not known what users took next.
+        """
+        if not len(self.targets):
+            return None
         targets = self.targets[: len(ids)] if users is None else self.targets[users]
         ranked = RankedUsers.of_targets(ids[:, :10], targets)
         return float(user_values(ranked, ["NDCG@10"])["NDCG@10"].mean())
@@ -101,6 +109,34 @@ class Workload:
             raise StorageError(f"{folder}: the workload has no {error.args[0]}") from None
 
     @classmethod
+    def from_files(cls, name: str, folder: Path) -> Workload:
+        """Map a trained model that came as arrays, one in each file.
+
+        `codes.npy`, `sub_item_embeddings.npy`, `sequence_embeddings.npy`, and `targets.npy` where
+        it is known what the users took next.
+        """
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder")
+        arrays = (read_npy(str(folder / f"{name}.npy")) for name in _MODEL_ARRAYS)
+        codes, embeddings, sequences = arrays
+        try:
+            codes, embeddings = checked_codes(codes, embeddings)
+            num_splits, _, dimensions = embeddings.shape
+            sequences, _ = checked_queries(
+                np.atleast_2d(sequences), "sequence_embeddings", (num_splits * dimensions,)
+            )
+            refuse_infinite(sequences, "sequence_embeddings")
+        except InputError as error:
+            raise InputError(f"{folder}: {error}") from None
+        if not len(sequences):
+            raise InputError(f"{folder}: sequence_embeddings has no rows")
+        path = folder / "targets.npy"
+        targets = np.zeros(0, np.int32)
+        if path.exists():
+            targets = _given_targets(path, len(sequences), len(codes))
+        return cls(name, GIVEN, codes, embeddings, sequences, targets, {})
+
+    @classmethod
     def from_training(
         cls, log: str, model: str, prepared: Prepared, folder: Path, users: int
     ) -> Workload:
@@ -122,6 +158,21 @@ class Workload:
             prepared.test.items[chosen],
             trained.settings,
         )
+
+
+def _given_targets(path: Path, num_users: int, num_items: int) -> Int32Array:
+    targets = read_npy(str(path))
+    if targets.dtype.kind not in "iu" or targets.shape != (num_users,):
+        raise InputError(
+            f"{path}: {targets.dtype}{list(targets.shape)}, expected integers [{num_users}], "
+            "one for each sequence embedding"
+        )
+    if outside := np.flatnonzero((targets < 0) | (targets >= num_items)).tolist():
+        raise InputError(
+            f"{path}: targets[{outside[0]}] is {targets[outside[0]]}, expected an item, "
+            f"0 to {num_items - 1}"
+        )
+    return targets.astype(np.int32)
 
 
 def test_users(prepared: Prepared, users: int) -> Int64Array:

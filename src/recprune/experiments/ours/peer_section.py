@@ -74,8 +74,7 @@ def peer_blocks(record: Record) -> list[Block]:
         Table(
             ("search", "queries", "median ms", "p95 ms", "÷ auto", "recall@10", "NDCG@10 lost"),
             tuple(rows),
-            f"{_users(entries)} NDCG@10 lost is relative to that of the exact answers to the same "
-            f"users, which is {_auto(entries)['exact_ndcg']:.4f} for those of `auto`. "
+            f"{_users(entries)} {_loss(_auto(entries))}"
             f"{_ended(figures.get('not_tried'))}"
             + ("Left out: " + " ".join(notes) if notes else "No peer was left out."),
         ),
@@ -219,6 +218,16 @@ def _users(entries: Sequence[Json]) -> str:
     return f"Answers to {asked:,} users" + (f" ({'; '.join(fewer)})." if fewer else ".")
 
 
+def _loss(auto: Json) -> str:
+    """Say what the loss of NDCG@10 is relative to, where it is known what users took next."""
+    if auto["exact_ndcg"] is None:
+        return "What they took next is not known. "
+    return (
+        "NDCG@10 lost is relative to that of the exact answers to the same users, which is "
+        f"{auto['exact_ndcg']:.4f} for those of `auto`. "
+    )
+
+
 def _ended(not_tried: Mapping[str, int] | None) -> str:
     """Say which settings were not tried, and why; nothing for records without that figure."""
     if not not_tried:
@@ -232,9 +241,12 @@ def _ended(not_tried: Mapping[str, int] | None) -> str:
 
 
 def _lost(entry: Json) -> float | None:
-    """Return the share of the exact answers' NDCG@10 that is lost; below 0, it is gained."""
+    """Return the share of the exact answers' NDCG@10 that is lost; below 0, it is gained.
+
+    None where it is not known what users took, or the exact answers have none of it.
+    """
     exact = entry["exact_ndcg"]
-    return float(1 - entry["ndcg"] / exact) if exact > 0 else None
+    return float(1 - entry["ndcg"] / exact) if exact else None
 
 
 def time_of_auto(entries: Sequence[Json]) -> float:

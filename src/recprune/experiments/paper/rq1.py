@@ -105,10 +105,11 @@ def _measure(workload: Workload, num_queries: int, setup: Setup, progress: Progr
     agreed = agreement({"pqtopk": timed["pqtopk"], **timed})
     methods: Json = {name: found.summary() for name, found in timed.items()}
     every = workload.sequence_embeddings
-    for name in (name for name in searches if name != "default"):
+    knows_targets = len(workload.targets) > 0
+    for name in (name for name in searches if name != "default" and knows_targets):
         progress(f"NDCG@10 by {name}")
         methods[name]["ndcg"] = workload.ndcg(index.search(every, 10, method=name, threads=2).ids)
-    if "default" in timed:
+    if "default" in timed and knows_targets:
         # Too slow for all users: both are compared by NDCG@10 of the users that it answered.
         met = timed["default"].numbers
         methods["default"]["met"] = {
@@ -128,7 +129,7 @@ def _same_answers(records: Sequence[Record]) -> str:
     """Say whether all methods found the same, from what they found."""
     for record in records:
         found = {entry["ndcg"] for entry in record.figures["methods"].values() if "ndcg" in entry}
-        if len(found) != 1:
+        if len(found) > 1:
             return f"**{record.part}: the methods differ in NDCG@10, which is a bug.**"
     words = [agreement_in_words(record.figures.get("agreed")) for record in records]
     agreed = dict.fromkeys(sentence for sentence in words if sentence)
