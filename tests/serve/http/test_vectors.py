@@ -204,7 +204,13 @@ def test_items_are_known_by_their_ids(service: Service, vectors: VectorIndex) ->
     found = service.client.get(f"/items/{NAMES[3]}").json()
     (row,) = vectors.item_ids.find_all([NAMES[3]])
     code = vectors.index.item_codes()[row].tolist()
-    assert found == {"item": NAMES[3], "name": "Assam", "popularity": None, "code": code}
+    assert found == {
+        "item": NAMES[3],
+        "name": "Assam",
+        "popularity": None,
+        "code": code,
+        "attributes": {"price": 3, "brand": "b3"},
+    }
     assert service.client.get("/items", params={"query": "assam"}).json()["items"] == [
         {"item": NAMES[3], "name": "Assam"}
     ]

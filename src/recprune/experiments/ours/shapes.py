@@ -51,7 +51,7 @@ Ask: TypeAlias = Callable[[Float32Array], TopK]
 
 
 @dataclass(frozen=True)
-class Question:
+class QuestionKind:
     """What is asked for beside the best K items."""
 
     name: str
@@ -156,27 +156,27 @@ def measure(
     return {"items": num_items, "instruction_set": instruction_set(), "shapes": shapes}
 
 
-def questions(index: Index, queries: Float32Array) -> list[Question]:
+def questions(index: Index, queries: Float32Array) -> list[QuestionKind]:
     """Return all questions to an index, as quick to check as a service would ask them."""
     rng = random_generator(1)
     size = index.num_items
-    asked = [Question("plain", {})]
+    asked = [QuestionKind("plain", {})]
     for share in _SHARES:
         allowed = rng.permutation(size)[: max(1, round(share * size))]
         mask = np.zeros(-(-size // 64) * 64, np.bool_)
         mask[allowed] = True
         words = np.packbits(mask, bitorder="little").view(np.uint64)
-        asked.append(Question(f"allow {100 * share:g} %", {"allow": words}))
+        asked.append(QuestionKind(f"allow {100 * share:g} %", {"allow": words}))
     # The best items of some query: those that a user had are rarely bad ones.
     hidden = index.search(queries[0], min(_HIDDEN, size // 2)).ids
     values = rng.standard_normal(len(hidden)).astype(np.float32)
-    asked.append(Question(f"exclude {_HIDDEN}", {"exclude": hidden}))
-    asked.append(Question(f"boost {_HIDDEN}", {"boosts": (hidden, values)}))
-    asked.append(Question("bias", {}, biased=True))
+    asked.append(QuestionKind(f"exclude {_HIDDEN}", {"exclude": hidden}))
+    asked.append(QuestionKind(f"boost {_HIDDEN}", {"boosts": (hidden, values)}))
+    asked.append(QuestionKind("bias", {}, biased=True))
     return asked
 
 
-def _ask(index: Index, k: int, method: str, question: Question) -> Ask:
+def _ask(index: Index, k: int, method: str, question: QuestionKind) -> Ask:
     return lambda query: index.search(query, k, method=method, **question.options)
 
 
