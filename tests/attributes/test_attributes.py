@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -73,6 +75,53 @@ def test_after_changes_all_is_as_if_made_anew(seed: int) -> None:
             assert true_of(attributes.where(text), num_items) == expected, text
         for text, words in before.items():  # the earlier version is as it was
             assert np.array_equal(earlier.where(text).words, words)
+
+
+def test_versions_go_as_soon_as_nothing_has_them() -> None:
+    """Every change makes one: they must not wait for the collector of cycles."""
+    rows = {"item_id": [0, 1], "name": ["b", "d"]}
+    attributes = Attributes.from_table(rows, RowNumbers(2))
+    gc.disable()
+    try:
+        versions = []
+        for turn in range(3):
+            attributes = attributes.with_values({"name": {0: f"x{turn}"}})
+            assert found(attributes, f"name = 'x{turn}'") == [0]
+            versions.append(weakref.ref(attributes))
+        assert [version() is not None for version in versions] == [False, False, True]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["text", "numbers", "lists"])
+def test_what_no_item_has_any_more_takes_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("recprune.attributes.column._SPARE_BYTES", 2_000)
+
+    def value(turn: int) -> Any:
+        text = f"value {turn % 300} " + "x" * 50
+        return {"text": text, "numbers": float(turn), "lists": [text, "kept"]}[kind]
+
+    others = [value(1_000_000 + item) for item in range(20)]
+    table = {"item_id": [*range(20)], "one": others}
+    attributes = Attributes.from_table(table, RowNumbers(20))
+    most = 2 * attributes.columns["one"].nbytes + 5_000
+    for turn in range(2_000):
+        attributes = attributes.with_values({"one": {3: value(turn)}})
+        column = attributes.columns["one"]
+        assert column.nbytes <= most
+        if turn % 97 == 0:
+            expected = [*others[:3], value(turn), *others[4:]]
+            assert [column.value_at(item) for item in range(20)] == expected
+            where = f"one = {value(turn)!r}" if kind != "lists" else f"{value(turn)[0]!r} in one"
+            assert 3 in found(attributes, where)
+    # Values that are used are never thrown out, however many they become.
+    for item in range(20):
+        attributes = attributes.with_values({"one": {item: value(item)}})
+    assert [attributes.columns["one"].value_at(item) for item in range(20)] == [
+        value(item) for item in range(20)
+    ]
 
 
 def test_new_values_find_their_place_among_the_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,49 @@ def test_what_has_changed_between_two_moments_is_known(shop: Shop) -> None:
                 if expected.get(number) != said.get(number)
             )
             assert notes.changed_since(before) == differing
+
+
+def test_notes_of_many_changes_are_saved_as_they_are() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        saved, expected = SavedNotes.checked({}, 0), dict[int, bytes]()
+        for _ in range(3):
+            numbers = rng.choice(30, rng.integers(0, 20), replace=False).tolist()
+            changes = {
+                number: None if rng.random() < 0.3 else b'{"x":%d}' % rng.integers(10**9)
+                for number in numbers
+            }
+            expected |= {number: text for number, text in changes.items() if text is not None}
+            expected = {n: text for n, text in expected.items() if changes.get(n, text) is not None}
+            saved = saved.changed(changes)
+            assert list(saved.texts()) == sorted(expected.items())
+            assert saved.has(np.arange(30, dtype=np.uint32)).tolist() == [
+                number in expected for number in range(30)
+            ]
+
+
+def test_saving_notes_takes_the_memory_of_one_copy() -> None:
+    text = b'{"x":"' + b"y" * 1000 + b'"}'
+    count = 8_000
+    notes = Notes(SavedNotes.checked({}, 0).changed(dict.fromkeys(range(count), text)))
+    tracemalloc.start()
+    try:
+        saved = notes.changed({17: b"{}"}).saved()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert saved.text(17) == b"{}"
+    assert peak < 2 * count * len(text)
+
+
+def test_a_note_is_copied_a_number_of_times_that_hardly_grows() -> None:
+    """Notes of one item each: as many layers as a number has digits, and all are still found."""
+    notes = Notes()
+    for number in range(3_000):
+        notes = notes.changed({number: b"{}"})
+    assert len(notes) == 3_000
+    assert len(notes._layers) < 15
+    assert all(number in notes for number in range(3_000))
 
 
 # Strangers ---------------------------------------------------------------------------------------

@@ -257,6 +257,9 @@ def test_attributes_of_new_items_count_once_they_are_given(
     recommender = strings.with_live.with_attributes(attributes)
     where = f"price >= {strings.num_trained}"
     strings.put([strings.new_id(3)])  # of which nothing is known yet
+    # Asked of an older moment first: that takes nothing away from answers of later ones.
+    older = recommender.recommend([["b"]], 500, where=where, index=old)
+    assert {*older.items[0]} == {"17", strings.new_id(1)}
     for history in (["b"], []):
         found = recommender.recommend([history], 500, where=where)
         assert {*found.items[0]} == {"17", strings.new_id(1), strings.new_id(2)}
@@ -371,7 +374,7 @@ def test_what_is_said_of_items_counts_at_once(strings: LiveShop) -> None:
             else:
                 number = int(rng.choice([*strings.items]))
                 changes = {"attributes": drawn_values(rng)}
-                live.note([number], lambda _, before: amended(before, changes))  # noqa: B023
+                live.note([number], lambda _, before: amended(before, changes, attributes.columns))  # noqa: B023
                 notes[number] = notes.get(number, {}) | changes["attributes"]
         expected = {number: said_of(number) for number in strings.items}
         moments.append((live.snapshot(), expected))
@@ -385,6 +388,25 @@ def test_what_is_said_of_items_counts_at_once(strings: LiveShop) -> None:
     assert {*best} == {
         strings.items[number][1] for number, said in expected.items() if said["in_stock"] is True
     }
+
+
+def test_what_was_true_is_no_longer_equal_to_one(strings: LiveShop) -> None:
+    """As Python has it, 1 is true; a boolean takes the one, and passes over the other."""
+    table = {
+        "item_id": strings.trained.external([0, 1]),
+        "in_stock": [False, False],
+        "stock": [3, 3],
+    }
+    attributes = Attributes.from_table(table, strings.recommender.item_ids)
+    recommender = strings.recommender.with_attributes(attributes).with_live(strings.live)
+
+    def in_stock() -> list[int]:
+        words = recommender.attributes_for("where", strings.live.snapshot()).where("in_stock").words
+        return np.flatnonzero(mask_of(words, strings.live.num_items)).tolist()
+
+    for value, expected in ((True, [0]), (1, []), (True, [0]), (1.0, [])):
+        strings.live.note([0], [{"attributes": {"in_stock": value}}])
+        assert in_stock() == expected, value
 
 
 def test_other_columns_pass_over_what_does_not_fit(strings: LiveShop) -> None:

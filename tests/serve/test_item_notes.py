@@ -280,6 +280,17 @@ def test_what_was_said_survives(
         assert (shown["name"], shown["attributes"]) == ("Elsewhere", {"price": 19.9, "stock": None})
         [logged] = [line for line in again.logged() if line["event"] == "values passed over"]
         assert logged["values"] == 5
+        # What is said in a column that is gone can be taken back, and no more than that.
+        assert amend(again, "hat", attributes={"colours": None, "stock": "few"}).status_code == 200
+        with LiveIndex.open(live) as opened:
+            [number] = opened.find(["hat"]).tolist()
+            said = opened.snapshot().notes[number]["attributes"]
+        assert said == {name: SAID[name] for name in ("price", "in_stock", "category", "since")} | {
+            "stock": "few"
+        }
+        for name in ("colours", "anything"):  # the first one is no longer said
+            assert error_of(amend(again, "hat", attributes={name: None}))[:2] == (422, "invalid")
+        assert error_of(amend(again, "hat", attributes={"since": "2026"}))[:2] == (422, "invalid")
 
 
 def test_a_service_without_columns_says_how_to_have_some(

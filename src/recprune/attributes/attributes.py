@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,7 +52,10 @@ class Attributes:
         self.num_items = num_items
         self.unknown = unknown  # rows that were given of items that the catalogue does not have
         self._cache = cache or BitmapCache(_CACHE_BYTES)
-        self._bound = lru_cache(_KEPT_TEXTS)(self._bind)
+        # Over the columns and not over this object: a cycle would keep all columns of every version
+        # until the collector comes by.
+        self._bind = partial(_bound_to, self.columns)
+        self._kept_bound = lru_cache(_KEPT_TEXTS)(self._bind)
 
     def __repr__(self) -> str:
         return f"Attributes({', '.join(self.columns)}; {self.num_items:,} items)"
@@ -242,11 +245,8 @@ class Attributes:
         kept, by what it means and not by how it is written.
         """
         short = isinstance(condition, str) and len(condition) <= _SHORT_TEXT
-        bound = self._bound(condition) if short else self._bind(condition)
+        bound = self._kept_bound(condition) if short else self._bind(condition)
         return ItemBits(words_of(bound, self.columns, self._cache))
-
-    def _bind(self, condition: str) -> Bound:
-        return bind(parse_condition(condition), self.columns)
 
     def limited(self, column: str, count: int) -> AttributeColumn:
         """Return the column of which at most `count` items may have the same value.
@@ -264,6 +264,10 @@ class Attributes:
                 "each item"
             )
         return found
+
+
+def _bound_to(columns: Mapping[str, AttributeColumn], condition: str) -> Bound:
+    return bind(parse_condition(condition), columns)
 
 
 def _extended(column: AttributeColumn, num_items: int) -> AttributeColumn:

@@ -37,6 +37,7 @@ from recprune.attributes.grammar import (
 from recprune.types import InputError
 
 _NEIGHBOURS = 3  # columns that a message names, of those with similar names
+_LONGEST_NAME = 200  # characters of a name that others are held against: more is no misspelling
 _LISTED = 8  # and of all, where none is similar
 _LONGEST_VALUE = 40  # characters of a value in a message
 _FEW_VALUES = 255  # of a column: their codes are bytes, and the bits of all of them kept
@@ -92,7 +93,7 @@ def column_named(
     found = columns.get(name)
     if found is not None:
         return found
-    close = difflib.get_close_matches(name, columns, _NEIGHBOURS)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], columns, _NEIGHBOURS)
     shown = close or list(columns)[:_LISTED]
     listed = ", ".join(f"{one!r} ({columns[one].described})" for one in shown)
     if close:

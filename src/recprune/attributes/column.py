@@ -23,6 +23,8 @@ from recprune.types import Int64Array, StorageError, frozen
 Kind: TypeAlias = Literal["text", "integer", "number", "boolean", "time"]
 Value: TypeAlias = str | int | float | bool
 
+# Of values that no item has, in small columns: looking for them takes a pass over all items.
+_SPARE_BYTES = 1 << 20
 NO_VALUE = 0  # the code of an item that has none; those of values begin at 1
 _CODE_TYPES = (np.uint8, np.uint16, np.uint32)
 _VALUE_TYPES: dict[str, tuple[type[np.generic], ...]] = {
@@ -51,6 +53,7 @@ class AttributeColumn:
     values: StringIds | NDArray[Any]  # distinct, ascending
     codes: NDArray[Any]  # [items], or [elements]
     offsets: Int64Array | None = None  # [items + 1]: where the elements of an item begin
+    used_bytes: int | None = None  # of the values when all were of some item; None: as they are now
 
     def __post_init__(self) -> None:
         for array in (self.values, self.codes, self.offsets):
@@ -77,10 +80,15 @@ class AttributeColumn:
 
     @property
     def nbytes(self) -> int:
+        lists = 0 if self.offsets is None else self.offsets.nbytes
+        return self._value_bytes + self.codes.nbytes + lists
+
+    @property
+    def _value_bytes(self) -> int:
         values = self.values
-        own = values.offsets.nbytes + values.pool.nbytes if isinstance(values, StringIds) else 0
-        arrays = (self.codes, self.offsets, None if isinstance(values, StringIds) else values)
-        return own + sum(array.nbytes for array in arrays if array is not None)
+        if isinstance(values, StringIds):
+            return values.offsets.nbytes + values.pool.nbytes
+        return values.nbytes
 
     def code_from(self, value: Value) -> int:
         """Return the code of the first value that is not less than one."""
@@ -146,13 +154,13 @@ class AttributeColumn:
         used = np.zeros(self.num_codes, np.bool_)
         used[self.codes] = True
         if used[1:].all() or self.kind == "boolean":
-            return self
+            return replace(self, used_bytes=None)
         values = self.values
         kept = values.select(used[1:]) if isinstance(values, StringIds) else values[used[1:]]
         used[NO_VALUE] = False
         codes = np.cumsum(used).astype(code_type(len(kept)))[self.codes]
         codes[self.codes == NO_VALUE] = NO_VALUE
-        return replace(self, values=kept, codes=codes)
+        return replace(self, values=kept, codes=codes, used_bytes=None)
 
     def with_items(
         self, items: Int64Array, changed: AttributeColumn, num_items: int
@@ -160,8 +168,18 @@ class AttributeColumn:
         """Return the column of `num_items` with the values that some items have in another one.
 
         `items` ascend, and row r of `changed` is the new value of items[r]. Values that no item has
-        any more stay among the values: they are in no item's way.
+        any more stay among the values until these have twice the bytes that they had when all were
+        used: so whoever changes one item again and again leaves a bounded heap behind.
         """
+        column = self._with_items(items, changed, num_items)
+        used = self._value_bytes if self.used_bytes is None else self.used_bytes
+        if column._value_bytes > 2 * used + _SPARE_BYTES:
+            return column.with_used_values()
+        return replace(column, used_bytes=used)
+
+    def _with_items(
+        self, items: Int64Array, changed: AttributeColumn, num_items: int
+    ) -> AttributeColumn:
         values, old_codes, new_codes = _united(self, changed)
         if self.offsets is None or changed.offsets is None:
             codes = np.zeros(num_items, code_type(len(values)))

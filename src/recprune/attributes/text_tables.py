@@ -31,6 +31,9 @@ def read_delimited(source: Source, item_column: str | None) -> pa.Table:
             raise InputError(f"{source.path}: two columns are called {name!r}")
     texts = {find_column(source.path, names, "item", item_column)}
     table = _read_delimited(source, delimiter, names, texts)
+    for field in table.schema:
+        if pa.types.is_binary(field.type):
+            raise InputError(f"{source.path}: the column {field.name!r} is no text in UTF-8")
     # Of a time of day, which no column can be of, the text can be asked for.
     hours = {field.name for field in table.schema if pa.types.is_time(field.type)}
     return _read_delimited(source, delimiter, names, texts | hours) if hours else table
@@ -76,8 +79,12 @@ def read_json_lines(source: Source, item_column: str | None) -> pa.Table:
                 read_options=pa_json.ReadOptions(block_size=_BLOCK_BYTES),
                 parse_options=pa_json.ParseOptions(explicit_schema=texts),
             )
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid as error:
         _refuse_line(source)
+        if "straddling" in str(error):  # two blocks, and what would help is nothing that is asked
+            raise InputError(
+                f"{source.path}: a line is longer than {_BLOCK_BYTES >> 20} MiB"
+            ) from None
         raise
 
 

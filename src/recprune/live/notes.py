@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recprune.live.item_names import packed_texts
 from recprune.types import InputError, Int64Array, Json, StorageError, frozen, type_in_words
 
 MOST_NOTE_BYTES = 16 << 10  # of one item: a name and what it is like, not its picture
@@ -139,12 +138,33 @@ class SavedNotes:
         for place, number in enumerate(self.numbers.tolist()):
             yield number, bytes(pool[offsets[place] : offsets[place + 1]])
 
-    def take(self, keep: NDArray[np.bool_]) -> SavedNotes:
-        """Return the notes at the places of a mask."""
-        lengths = np.diff(self.offsets)
-        offsets = np.zeros(int(keep.sum()) + 1, np.int64)
-        np.cumsum(lengths[keep], out=offsets[1:])
-        return SavedNotes(self.numbers[keep], offsets, self.pool[np.repeat(keep, lengths)])
+    def changed(self, changes: _Layer) -> SavedNotes:
+        """Return the notes after some changes.
+
+        What stays is copied in stretches between them: notes may be as large as memory allows, and
+        there is room for one copy.
+        """
+        numbers = np.array(sorted(changes), np.uint32)
+        texts = [changes[number] for number in numbers.tolist()]
+        places, had = np.searchsorted(self.numbers, numbers), self.has(numbers)
+        pool, begin = self.pool.data, 0
+        pieces: list[memoryview | bytes] = []
+        for text, at, after in zip(
+            texts, self.offsets[places].tolist(), self.offsets[places + had].tolist(), strict=True
+        ):
+            pieces += [pool[begin:at], text or b""]
+            begin = after
+        pieces.append(pool[begin:])
+        stay = np.ones(len(self.numbers), np.bool_)
+        stay[places[had]] = False
+        is_said = np.array([text is not None for text in texts], np.bool_)
+        kept, said = self.numbers[stay], numbers[is_said]
+        lengths = [len(text) for text in texts if text is not None]
+        between = np.searchsorted(kept, said)
+        offsets = np.zeros(len(kept) + len(said) + 1, np.int64)
+        np.cumsum(np.insert(np.diff(self.offsets)[stay], between, lengths), out=offsets[1:])
+        together = np.frombuffer(b"".join(pieces), np.uint8)
+        return SavedNotes(np.insert(kept, between, said), offsets, together)
 
 
 _TYPES = (np.uint32, np.int64, np.uint8)
@@ -239,23 +259,7 @@ class Notes(Mapping[int, Json]):
     def saved(self) -> SavedNotes:
         """Return all of them as arrays."""
         changes = self._changes()
-        if not changes:
-            return self._saved
-        touched = np.fromiter(changes, np.int64, len(changes))
-        kept = self._saved.take(~np.isin(self._saved.numbers, touched))
-        said = sorted((number, text) for number, text in changes.items() if text is not None)
-        if not said and not len(kept.numbers):
-            return NOTHING_SAVED
-        offsets, pool = packed_texts([text for _, text in said])
-        numbers = np.concatenate([kept.numbers, np.array([n for n, _ in said], np.uint32)])
-        order = np.argsort(numbers, kind="stable")
-        lengths = np.concatenate([np.diff(kept.offsets), np.diff(offsets)])
-        starts = np.concatenate([kept.offsets[:-1], offsets[:-1] + len(kept.pool)])[order]
-        lengths = lengths[order]
-        ends = np.cumsum(lengths)
-        places = np.arange(int(lengths.sum())) + np.repeat(starts - (ends - lengths), lengths)
-        together = np.concatenate([kept.pool, pool])[places]
-        return SavedNotes(numbers[order], np.append(0, ends).astype(np.int64), together)
+        return self._saved.changed(changes) if changes else self._saved
 
     def _noted(self, numbers: list[int]) -> set[int]:
         """Return which of some numbers have a note."""

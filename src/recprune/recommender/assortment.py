@@ -176,13 +176,14 @@ class AttributesSource:
         if _is_of(latest, snapshot):  # another thread was faster
             return latest.attributes
         before, num_items = latest.attributes, snapshot.num_items
-        # At an older moment, which is rare, there are fewer.
+        # At an older moment, which is rare, there are fewer; those are not kept, as the values of
+        # the others would be lost.
         is_longer = before.num_items <= num_items
         attributes = before.extended(num_items) if is_longer else before.shortened(num_items)
         changed = snapshot.notes.changed_since(latest.notes)
         changed = [number for number in changed if number < num_items]
         made = following(attributes, latest.notes, snapshot.notes, given, changed)
-        if snapshot.sequence >= latest.sequence:
+        if is_longer and snapshot.sequence >= latest.sequence:
             self._latest = _AttributesAt(made, snapshot.notes, snapshot.sequence)
         return made
 

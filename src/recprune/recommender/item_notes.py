@@ -6,7 +6,7 @@ one that the attributes have, null is no value, and a column that is not named s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from recprune.attributes.attributes import Attributes
@@ -31,17 +31,31 @@ def noted_name(note: Json) -> str | None:
     return name
 
 
-def amended(before: Json | None, changes: Json) -> Json:
-    """Return a note that says something else by some of its entries; of attributes, by columns."""
+def amended(before: Json | None, changes: Json, columns: Container[str]) -> Json:
+    """Return a note that says something else by some of its entries; of attributes, by columns.
+
+    No value of a column that is not there (any more) is nothing to be said.
+    """
     note = {**(before or _NOTHING), **changes}
     if _ATTRIBUTES in changes:
-        note[_ATTRIBUTES] = {**_said(before or _NOTHING), **changes[_ATTRIBUTES]}
+        said = {**_said(before or _NOTHING), **changes[_ATTRIBUTES]}
+        note[_ATTRIBUTES] = {
+            name: value for name, value in said.items() if value is not None or name in columns
+        }
     return note
 
 
-def check_attributes(values: Mapping[str, Any], attributes: Attributes) -> None:
-    """Refuse values that no column has room for."""
+def check_attributes(
+    values: Mapping[str, Any], attributes: Attributes, before: Json | None = None
+) -> None:
+    """Refuse values that no column has room for.
+
+    What the note of before says of a column that is gone may be taken back.
+    """
+    said = _said(before or _NOTHING)
     for name, value in values.items():
+        if value is None and name in said and name not in attributes.columns:
+            continue
         checked_value(name, value, column_named(name, attributes.columns, _unknown))
 
 

@@ -93,9 +93,12 @@ class Succession:
         staged, beside = _beside(self._target), _beside(live.folder)
         with ExitStack() as stack:
             fresh = stack.enter_context(LiveIndex.open(beside))
-            self._bring(fresh, live.snapshot(), old, new)  # most of it, while changes go on
+            before = live.snapshot()
+            self._bring(fresh, before, old, new)  # most of it, while changes go on
+            _bring_notes(fresh, before, _noted(before, fresh.snapshot()))
             last = stack.enter_context(live.held())
             self._bring(fresh, last, old, new)
+            _bring_notes(fresh, last, _noted_since(last, before))
             attributes = self._attributes_of(fresh.snapshot(), last)
             fresh.close()
             old_live, new_one = live.folder.stat(), (staged if first else self._target).stat()
@@ -154,22 +157,45 @@ class Succession:
             integers = wanted.id_kind == "integers"
             ids = np.array(chosen, np.int64) if integers else as_objects(chosen)
             fresh.put(ids, codes[part], replace=True)
-        _bring_notes(fresh, wanted)
 
 
-def _bring_notes(fresh: LiveIndex, wanted: LiveSnapshot) -> None:
-    """Have the same said of items as another live index says of them."""
-    numbers = wanted.notes.numbers()
+def _bring_notes(fresh: LiveIndex, wanted: LiveSnapshot, numbers: Int64Array) -> None:
+    """Have the same said of some items as another live index says of them, by its numbers."""
     names: Any = wanted.external_ids(numbers)
-    at_present = fresh.snapshot()
-    found = at_present.find(names).tolist()
-    said = {
-        number: wanted.notes.get(own) for number, own in zip(found, numbers.tolist(), strict=True)
-    }
-    said |= dict.fromkeys(at_present.notes.keys() - said.keys())
-    differing = np.array([n for n in said if said[n] != at_present.notes.get(n)], np.int64)
+    notes = fresh.snapshot().notes
+    found = fresh.snapshot().find(names).tolist()
+    differing = [
+        (number, own)
+        for number, own in zip(found, numbers.tolist(), strict=True)
+        if notes.text(number) != wanted.notes.text(own)
+    ]
     for part in _in_parts(np.arange(len(differing)), _NOTES_AT_ONCE):
-        fresh.note(differing[part], [said[number] for number in differing[part].tolist()])
+        chosen = [differing[place] for place in part.tolist()]
+        fresh.note(
+            np.array([number for number, _ in chosen], np.int64),
+            [wanted.notes.get(own) for _, own in chosen],
+        )
+
+
+def _noted(wanted: LiveSnapshot, fresh: LiveSnapshot) -> Int64Array:
+    """Return the items of which one or the other says something, by the numbers of the first.
+
+    The other has notes already where a swap that was killed is finished.
+    """
+    names: Any = fresh.external_ids(fresh.notes.numbers())
+    found = wanted.find(names)
+    return np.union1d(wanted.notes.numbers(), found[found >= 0])
+
+
+def _noted_since(after: LiveSnapshot, before: LiveSnapshot) -> Int64Array:
+    """Return the items that are there, and of which something else is said since a moment.
+
+    An item that left and came back has another number, and nothing is said of it any more.
+    """
+    came = np.arange(before.num_items, after.num_items)
+    changed = np.array(after.notes.changed_since(before.notes), np.int64)
+    numbers = np.union1d(came, changed)
+    return numbers[after.are_there(numbers)]
 
 
 _ITEMS_AT_ONCE = 100_000  # in one change

@@ -81,12 +81,13 @@ def put_items(
         if item.bias is not None and not snapshot.has_bias:
             raise InputError(f"items[{place}].bias: items of this catalogue have no biases")
         _check_said(item.said, attributes, f"items[{place}].")
+    columns = attributes.columns if attributes is not None else ()
     dtype = np.uint8 if live.num_sub_items <= 256 else np.uint16
     codes: NDArray[Any] = np.array([item.code for item in items], dtype)
 
     def note(place: int, before: Json | None) -> Json | None:
         said = items[place].said
-        return amended(before, said) if said else None  # None leaves what was said
+        return amended(before, said, columns) if said else None  # None leaves what was said
 
     with _changing():
         try:
@@ -109,8 +110,10 @@ def put_items(
 
 def remove_item(live: LiveIndex, catalogue: Catalogue, external_id: ExternalId) -> None:
     """Remove an item; when this returns, the change is on disk."""
-    with _changing(), _found(live, catalogue, external_id) as number:
-        live.remove([number])
+    with _changing():
+        number = _number_of(live, catalogue, external_id)
+        with _still_there():
+            live.remove([number])
 
 
 def amend_item(
@@ -121,12 +124,17 @@ def amend_item(
     said: Json,
 ) -> None:
     """Change the name of an item, or some attributes; when this returns, that is on disk."""
-    _check_said(said, attributes, "")
-    with _changing(), _found(live, catalogue, external_id) as number:
-        live.note([number], lambda _, before: amended(before, said))
+    with _changing():
+        number = _number_of(live, catalogue, external_id)
+        _check_said(said, attributes, "", live.snapshot().notes.get(number))
+        columns = attributes.columns if attributes is not None else ()
+        with _still_there():
+            live.note([number], lambda _, before: amended(before, said, columns))
 
 
-def _check_said(said: Json, attributes: Attributes | None, where: str) -> None:
+def _check_said(
+    said: Json, attributes: Attributes | None, where: str, before: Json | None = None
+) -> None:
     """Refuse what no column has room for, so that all that is kept can be applied."""
     if "attributes" not in said:
         return
@@ -136,21 +144,25 @@ def _check_said(said: Json, attributes: Attributes | None, where: str) -> None:
             "what can be said of one: `recprune attributes` makes them of a table"
         )
     try:
-        check_attributes(said["attributes"], attributes)
+        check_attributes(said["attributes"], attributes, before)
     except InputError as error:
         raise InputError(f"{where}{error}") from None
 
 
-@contextmanager
-def _found(live: LiveIndex, catalogue: Catalogue, external_id: ExternalId) -> Iterator[int]:
-    """Give the number of an item that is there; say it is not if it leaves meanwhile."""
+def _number_of(live: LiveIndex, catalogue: Catalogue, external_id: ExternalId) -> int:
     live.refresh()  # another worker may just have added it
     wanted = catalogue.coerce([external_id])
     number = int(catalogue.at(live.snapshot()).find_all(wanted)[0])
     if number < 0:
         raise NoSuchItemError("no such item in the catalogue")
+    return number
+
+
+@contextmanager
+def _still_there() -> Iterator[None]:
+    """Say that an item is not there if it leaves meanwhile."""
     try:
-        yield number
+        yield
     except NoteError as error:
         raise InputError(f"what is said of the item {error.reason}") from None
     except InputError:  # another worker was faster
