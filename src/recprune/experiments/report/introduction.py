@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recprune.experiments.framework.record import Record, by_log, records_of
+from recprune.experiments.framework.workload import GIVEN
 from recprune.experiments.ours.peer_section import verdict
 from recprune.experiments.ours.prunable import answer
 from recprune.experiments.ours.scaling import PEERS
@@ -92,7 +93,7 @@ def _speed(records: Sequence[Record]) -> list[str]:
                 ranges.append(f"`{method}` {_range(times)} ms")
         sentences.append(
             f"**{log}**, {own[0].figures['items']:,} items, K = 10, one thread, medians of "
-            f"{len(own)} models: {', '.join(ranges)}. {direction(own)}"
+            f"{len(own)} model{'s' if len(own) > 1 else ''}: {', '.join(ranges)}. {direction(own)}"
         )
     return sentences
 
@@ -208,6 +209,13 @@ def _stopping(records: Sequence[Record]) -> list[str]:
 
 
 def _logs(records: Sequence[Record]) -> str:
-    names = {str(record.figures["log"]): None for record in records if "log" in record.figures}
-    each = [f"**{log}**: {_LOGS.get(log, 'a log that was given')}" for log in names]
+    of_logs = by_log([record for record in records if "log" in record.figures])
+    given = {
+        log
+        for log, own in of_logs.items()
+        if {record.figures.get("model") for record in own} <= {GIVEN, None}
+        and any("model" in record.figures for record in own)
+    }
+    unknown = ("a log that was given", "a trained model that was given as arrays")
+    each = [f"**{log}**: {_LOGS.get(log, unknown[log in given])}" for log in of_logs]
     return f"The logs. {'; '.join(each)}." if each else "No log was used."

@@ -8,7 +8,7 @@ from pathlib import Path
 from recprune.experiments.framework.experiment import in_paper_order, model_name
 from recprune.experiments.framework.record import Record, records_of
 from recprune.experiments.ours.peer_section import verdict
-from recprune.experiments.report.headline import headline
+from recprune.experiments.report.headline import fastest_measured, headline
 from recprune.storage import writing_file
 from recprune.types import InputError
 
@@ -20,29 +20,9 @@ _METHODS = ("default", "pqtopk", "recjpqprune", "scan", "auto")
 
 def summary(records: Sequence[Record]) -> str:
     """Return as Markdown: times of methods and models, beside others, and for more items."""
-    measured = in_paper_order(records_of(records, "rq1"))
-    measured.sort(key=lambda record: str(record.figures["log"]))
-    if not measured:
-        raise InputError("there is no record of rq1 to sum up")
-    rows = [
-        "| median ms, K = 10, one thread | items | " + " | ".join(_METHODS) + " |",
-        "|---|---:|" + "---:|" * len(_METHODS),
-    ]
-    for record in measured:
-        figures = record.figures
-        times = [figures["methods"].get(method) for method in _METHODS]
-        cells = ["" if entry is None else f"{entry['p50_us'] / 1000:,.3f}" for entry in times]
-        name = f"{figures['log']}, {model_name(figures['model'])}"
-        rows.append(f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |")
-    machines = sorted(
-        {
-            f"{record.machine['cpu']}, {record.machine['cores']} cores, "
-            f"{record.figures['instruction_set']}"
-            for record in measured
-        }
-    )
-    rows += ["", f"Measured on: {'; '.join(machines)}."]
-    for record in records_of(records, "peers"):
+    rows = _times(in_paper_order(records_of(records, "rq1")))
+    record = fastest_measured(records)
+    if record is not None:
         figures = record.figures
         rows += ["", f"Beside others, on {figures['log']}: {verdict(figures['peers'])}"]
     scaling = sorted(records_of(records, "scaling"), key=lambda record: record.figures["items"])
@@ -59,6 +39,42 @@ def summary(records: Sequence[Record]) -> str:
             f"`auto` over random codes, by the number of items: {', '.join(each)}{elsewhere}.",
         ]
     return "\n".join(rows) + "\n"
+
+
+def _times(measured: Sequence[Record]) -> list[str]:
+    """Return a table for each machine and version, as times compare within one; fastest first."""
+    if not measured:
+        raise InputError("there is no record of rq1 to sum up")
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in sorted(measured, key=lambda record: str(record.figures["log"])):
+        machine = (
+            f"{record.machine['cpu']}, {record.machine['cores']} cores, "
+            f"{record.figures['instruction_set']}"
+        )
+        groups.setdefault((machine, str(record.machine["commit"])), []).append(record)
+    rows: list[str] = []
+    for (machine, commit), own in sorted(groups.items(), key=lambda group: _fastest(group[1])):
+        rows += [
+            "| median ms, K = 10, one thread | items | " + " | ".join(_METHODS) + " |",
+            "|---|---:|" + "---:|" * len(_METHODS),
+            *map(_row, own),
+            "",
+            f"Measured on: {machine}; sources of {commit}.",
+            "",
+        ]
+    return rows[:-1]
+
+
+def _fastest(records: Sequence[Record]) -> float:
+    return min(float(record.figures["methods"]["auto"]["p50_us"]) for record in records)
+
+
+def _row(record: Record) -> str:
+    figures = record.figures
+    times = [figures["methods"].get(method) for method in _METHODS]
+    cells = ["" if entry is None else f"{entry['p50_us'] / 1000:,.3f}" for entry in times]
+    name = f"{figures['log']}, {model_name(figures['model'])}"
+    return f"| {name} | {figures['items']:,} | " + " | ".join(cells) + " |"
 
 
 def check_place(path: Path) -> None:
