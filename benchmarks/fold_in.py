@@ -199,7 +199,7 @@ def _places(
     part = parsed.work / "described.parquet"
     pl.read_parquet(parsed.content).filter(pl.col("item_id").is_in(there)).write_parquet(part)
     met = GrowingIds(recommender)
-    places = find_places(recommender, part, met, _say)
+    places = find_places(recommender, part, met, progress=_say)
     numbers = ids.find_all(met.take(places.rows)).tolist()
     found = map(places.get, places.rows)
     return {

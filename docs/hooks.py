@@ -105,6 +105,13 @@ def _purpose(package: str) -> str:
     return (module.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
 
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of what a command can do: `add` of `recprune index add`."""
+    # argparse does not say which they are by any other name.
+    found = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    return {name: own for one in found for name, own in one.choices.items()}
+
+
 def _commands_page() -> str:
     """Return what every command says of itself with --help."""
     os.environ["COLUMNS"] = "90"  # argparse asks for the width of the terminal
@@ -113,4 +120,6 @@ def _commands_page() -> str:
         parser = argparse.ArgumentParser(prog=f"recprune {name}", description=sentence)
         importlib.import_module(f"recprune.commands.{name}").add_arguments(parser)
         blocks += [f"## {name}", _fenced("text", parser.format_help().rstrip())]
+        for action, own in _actions(parser).items():
+            blocks += [f"### {name} {action}", _fenced("text", own.format_help().rstrip())]
     return "\n\n".join(blocks) + "\n"

@@ -257,6 +257,7 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     assert main(["index", "add", out, str(more), "--item-ids", str(names)]) == 0
     assert "first number     500" in capsys.readouterr().out
     assert main(["index", "remove", out, "3", "500"]) == 0
+    assert "removed          2 (item 3, a)" in capsys.readouterr().out
     assert main(["index", "remove", out, "--external", "item 7", "--from", str(names)]) == 2
     assert "'a': no such item is there" in capsys.readouterr().err
     assert main(["index", "remove", out, "--external", "item 7", "b"]) == 0
@@ -287,7 +288,7 @@ def test_a_live_index_is_built_changed_compacted_and_searched(
     assert main(["index", "remove", out, "--from", str(arrays / "large.npy")]) == 2
     assert "holds 9223372036854775808, expected ids of at most" in capsys.readouterr().err
     assert main(["index", "remove", out, "x"]) == 2
-    assert "ID: 'x' is not an integer" in capsys.readouterr().err
+    assert "x: expected numbers; external ids go to --external" in capsys.readouterr().err
     assert main(["search", out, queries, "-k", "500", "--json"]) == 0
     before = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert main(["index", "compact", out]) == 0

@@ -31,6 +31,12 @@ from recprune.system import available_cores, exchange, open_folder
 from recprune.types import VERSION, InputError, Json, StorageError, with_article
 
 MANIFEST = "manifest.json"
+# What else lies about, by a file in it, and what is to be done with that.
+_TELLTALES = {
+    "model.safetensors": "a trained model: recprune export makes a recommender of it",
+    "checkpoint.safetensors": "a training that is to go on: recprune train --resume",
+    "CURRENT": "a live index, which is named with --live beside its recommender",
+}
 _ATTEMPTS = 100  # to load a folder that others keep replacing
 _MOST_READING_THREADS = 8  # more hash no faster: the largest array of an index is a third of it
 _MAGIC = b"\x93NUMPY\x01\x00"  # of an .npy file, version 1.0
@@ -174,6 +180,12 @@ def saved_kind(folder: str | Path) -> str | None:
         return None
 
 
+def looks_like(folder: Path) -> str:
+    """Say what a folder without a manifest may be, to follow a message; nothing if none knows."""
+    found = (what for name, what in _TELLTALES.items() if (folder / name).exists())
+    return f"; it looks like {next(found, '')}".removesuffix("; it looks like ")
+
+
 def read_manifest(folder: str | Path, kind: str = "folder") -> Json:
     """Return the manifest of a saved folder of any kind; `kind` is what a message calls it.
 
@@ -212,7 +224,8 @@ def _read_manifest(source: Path, opened: int, kind: str) -> Json:
         with _open_inside(opened, MANIFEST) as file:
             text = file.read().decode()
     except FileNotFoundError:
-        raise _VanishedError(f"{source}: not a saved {kind}: it has no {MANIFEST}") from None
+        hint = looks_like(source)
+        raise _VanishedError(f"{source}: not a saved {kind}: it has no {MANIFEST}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from None
     try:

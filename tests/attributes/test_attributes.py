@@ -408,7 +408,7 @@ def test_columns_may_be_chosen() -> None:
     [
         ({"item_id": [0, 1, 0], "x": [1, 2, 3]}, "row 3: the item 0 is described twice, first in row 1"),
         ({"item_id": [0, None], "x": [1, 2]}, "row 2: the item is missing"),
-        ({"thing": [0], "x": [1]}, "which column is the item"),
+        ({"thing": [0], "x": [1]}, "which column has the items' ids"),
         ({"item_id": [0]}, "0 columns beside the ids, expected 1 to 1000"),
         ({"item_id": [0], "x": [{"a": 1}]}, "the column 'x' is struct<a: int64>, expected text, numbers"),
         ({"item_id": [0], "x": [[[1]]]}, "the column 'x' is list<.*>, expected text"),

@@ -103,7 +103,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, item_ids: Integer
     assert refused(tmp_path, item_ids, two | {"t": ["a", "b"]}, text_columns=["tt"]).startswith(
         "no column 'tt' (did you mean 't'?)"
     )
-    assert "which column is the item?" in refused(tmp_path, item_ids, {"x": [1], "t": ["a"]})
+    assert "which column has the items' ids?" in refused(tmp_path, item_ids, {"x": [1], "t": ["a"]})
     assert "nothing describes the items" in refused(tmp_path, item_ids, two | {"price": [1, 2]})
     assert "row 3: the item 10 is described twice, first in row 1" in refused(
         tmp_path, item_ids, {"item": [10, 20, 10], "t": ["a", "b", "c"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -150,6 +151,7 @@ def test_the_report_introduces_itself(quick: Path) -> None:
     text = (quick / "results.md").read_text(encoding="utf-8")
     short = text.split("## In short")[1].split("\n## ")[0]
     for sentence in (
+        "**A quick run**",
         "**synthetic**, ",
         "Exactness: ",
         "Size: over 100,000 items",
@@ -194,7 +196,13 @@ def test_the_same_records_give_the_same_report(quick: Path, tmp_path: Path) -> N
     records = load_records(quick / "quick-records")
     for name in ("first", "second"):
         folder = tmp_path / name
-        write_report(records, folder / "results.md", folder / "results.html", folder / "pictures")
+        write_report(
+            records,
+            folder / "results.md",
+            folder / "results.html",
+            folder / "pictures",
+            quick=True,
+        )
     first = {p.name: p.read_bytes() for p in (tmp_path / "first").rglob("*.*")}
     second = {p.name: p.read_bytes() for p in (tmp_path / "second").rglob("*.*")}
     assert first == second
@@ -321,6 +329,21 @@ def test_the_readme_shows_what_was_recorded(tmp_path: Path) -> None:
     copy.write_text(readme, encoding="utf-8")
     put_summary(copy, records)
     assert copy.read_text(encoding="utf-8") == readme
+
+
+def test_times_of_several_versions_stand_apart(quick: Path) -> None:
+    records = load_records(quick / "quick-records")
+    [table, *others] = re.findall(r"Measured on: .*; sources of (.+)\.", summary(records))
+    assert not others
+    faster = next(record for record in records if record.experiment == "rq1")
+    figures = json.loads(json.dumps(faster.figures))
+    figures["methods"]["auto"]["p50_us"] = 0.25  # in microseconds: whatever else was measured
+    at = records.index(faster)
+    newer = replace(faster, figures=figures, machine=faster.machine | {"commit": "newer"})
+    records[at] = newer
+    text = summary(records)
+    assert re.findall(r"sources of (.+)\.", text) == ["newer", table]
+    assert text.index("0.000 |") < text.index("sources of newer") < text.index(f"of {table}")
 
 
 def test_the_results_page_is_made_from_the_records(tmp_path: Path) -> None:

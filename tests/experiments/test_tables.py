@@ -15,8 +15,16 @@ from recprune.data.interactions import read_interactions
 from recprune.experiments.framework.experiment import LogFolder, Need, Setup
 from recprune.experiments.framework.inputs import wanted_models
 from recprune.experiments.framework.record import Record
+from recprune.experiments.framework.timing import recall
 from recprune.experiments.framework.workload import Workload
-from recprune.experiments.ours.peer_table import PeerTable, _Contender, _sweep, measure
+from recprune.experiments.ours.peer_table import (
+    PeerTable,
+    _Contender,
+    _sweep,
+    by_codes,
+    measure,
+    same_codes,
+)
 from recprune.experiments.ours.prunable import Prunable, differing, relative_slack
 from recprune.experiments.paper.appendix import Appendix
 from recprune.experiments.paper.dataset_table import DatasetTable
@@ -464,7 +472,8 @@ def test_a_sweep_ends_where_enough_is_found() -> None:
         for at, own in enumerate(answers.values())
     } | {"lists": _Contender("lists", "lists", False, 1, 1.0, Answers(3), "")}
     exact = np.tile(np.arange(10), (4, 1))
-    seconds, not_tried = _sweep(contenders, np.zeros((9, 2), np.float32), exact, no_progress)
+    queries, apart = np.zeros((9, 2), np.float32), np.arange(10)
+    seconds, not_tried = _sweep(contenders, queries, exact, apart, no_progress)
     assert list(seconds) == ["graph, 0", "graph, 1", "graph, 2", "lists"]
     assert not_tried == {"graph": 1}
     assert answers[7].asked == 0, "what comes after ten of ten needs no trying"
@@ -481,9 +490,25 @@ def test_a_sweep_ends_where_an_exact_search_is_faster() -> None:
         "FAISS PQ": _Contender("FAISS PQ", "FAISS PQ", True, 1, 1.0, Answers(10), ""),
     }
     exact = np.tile(np.arange(10), (2, 1))
-    seconds, not_tried = _sweep(contenders, np.zeros((9, 2), np.float32), exact, no_progress)
+    queries, apart = np.zeros((9, 2), np.float32), np.arange(10)
+    seconds, not_tried = _sweep(contenders, queries, exact, apart, no_progress)
     assert list(seconds) == ["FAISS PQ", "graph, 1"]
     assert not_tried == {"graph": 1}
+
+
+def test_a_tie_that_is_broken_otherwise_is_no_miss() -> None:
+    codes = np.array([[1, 2], [3, 4], [1, 2], [5, 6], [1, 2]], np.uint8)
+    twins = same_codes(codes)
+    assert len(set(twins.tolist())) == 3
+    exact = by_codes(np.array([[0, 2, 1]]), twins)
+    for found, expected in (
+        ([[4, 2, 1]], 1.0),  # the third of the twins in place of the first
+        ([[4, 1, 2]], 1.0),
+        ([[0, 1, 3]], 2 / 3),  # one of the twins alone
+        ([[0, 3, -1]], 1 / 3),
+        ([[3, -1, -1]], 0.0),
+    ):
+        assert recall(by_codes(np.array(found), twins), exact) == pytest.approx(expected)
 
 
 def entry_of(name: str, milliseconds: float, found: float, exact: bool = False) -> Json:

@@ -422,7 +422,8 @@ def test_prepare_holds_out_nothing_on_request(
     assert main(["prepare", str(log_file), "--out", str(out), "--holdout", "none", *SMALL]) == 0
     shown = capsys.readouterr()
     assert "Hold-out: none, all of the log trains" in shown.out
-    assert "--epochs-of EARLIER" in shown.err.replace("\n", " ")
+    hint = "--epochs-of EARLIER --settings EARLIER/settings.json"
+    assert hint in shown.err.replace("\n", " ")
     prepared = Prepared.load(out)
     assert prepared.settings["holdout"] == "none"
     assert len(prepared.validation) == len(prepared.test) == 0

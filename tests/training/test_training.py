@@ -703,6 +703,17 @@ def test_a_training_without_time_for_an_epoch_says_so(
     assert f"weights in {tmp_path / 'out' / MODEL}" not in capsys.readouterr().err  # there are none
 
 
+def test_a_training_that_ran_out_of_time_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cycle(20).save(tmp_path / "prepared")
+    arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"), *SETTINGS]
+    assert main([*arguments, "--max-minutes", "1e-9"]) == 0
+    assert "time was up after 1 epochs, of 3 at most" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0
+    assert "time was up" not in capsys.readouterr().err
+
+
 def test_training_runs_where_there_are_only_torch_safetensors_and_numpy(tmp_path: Path) -> None:
     cycle(20).save(tmp_path / "prepared")
     blocked = (

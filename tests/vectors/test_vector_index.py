@@ -401,6 +401,11 @@ def test_the_command_line_builds_and_searches(
     assert [answer["external_ids"] for answer in answers] == [
         [f"item {row}" for row in rows] for rows in best
     ]
+    boosted = ["--boosts", "item 17=1e6,item 4=2e6", "--method", "scan", "--json"]
+    assert main(["search", out, queries, "-k", "2", *boosted]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["external_ids"] for answer in answers] == [["item 4", "item 17"]] * 2
+    assert {answer["method"] for answer in answers} == {"scan"}
     assert main(["index", "info", out]) == 0
     assert "3,000 items, d = 24, 4 splits, vectors kept" in capsys.readouterr().out
     for wrong, why in (
@@ -409,7 +414,7 @@ def test_the_command_line_builds_and_searches(
         ([*words, "--live", "--out", out], "--vectors goes without"),
         ([*words, "--splits", "4", "--recall", "0.5", "--out", out], "one decides, or the other"),
         (["index", "build", "--vectors", items + "x", "--out", out], "items.npyx"),
-        (["search", out, queries, "--method", "scan"], "--method are not for an index of vectors"),
+        (["search", out, queries, "--boosts", "item 9999=1"], "'item 9999' is no item of it"),
     ):
         assert main(wrong) == 2
         assert why in capsys.readouterr().err

@@ -27,7 +27,7 @@ with needs_extra("data"):
         read_json_lines,
     )
     from recprune.data.content import find_items
-    from recprune.data.formats import checked_column, find_column, find_sources, kind_of
+    from recprune.data.formats import checked_column, find_id_column, find_sources, kind_of
 
 _BOOLEANS = np.array([0, 1], np.uint8)
 _ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
@@ -80,7 +80,7 @@ def item_rows(
         kind = type_in_words(given)
         raise InputError(f"{source} is {kind}, which is no table of Arrow's: {error}") from None
     names, place = table.column_names, Path(source)
-    ids = find_column(place, names, "item", item_column)
+    ids = find_id_column(place, names, item_column, "--item-column")
     chosen = names if columns is None else columns
     chosen = [checked_column(place, names, name) for name in chosen if name != ids]
     items = find_items(source, pl.Series(pl.from_arrow(table.column(ids))), item_ids)

@@ -13,7 +13,7 @@ with needs_extra("data"):
     import pyarrow.csv as pa_csv
     import pyarrow.json as pa_json
 
-    from recprune.data.formats import Source, delimited_head, find_column
+    from recprune.data.formats import Source, delimited_head, find_id_column
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")  # .gz and .zst may follow
 # A row that is longer than two of these is refused.
@@ -29,7 +29,7 @@ def read_delimited(source: Source, item_column: str | None) -> pa.Table:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{source.path}: two columns are called {name!r}")
-    texts = {find_column(source.path, names, "item", item_column)}
+    texts = {find_id_column(source.path, names, item_column, "--item-column")}
     table = _read_delimited(source, delimiter, names, texts)
     for field in table.schema:
         if pa.types.is_binary(field.type):
@@ -69,7 +69,7 @@ def read_json_lines(source: Source, item_column: str | None) -> pa.Table:
     first = _object(source.first_line())
     if first is None:
         raise InputError(f"{source.path}: line 1: not a JSON object")
-    item = find_column(source.path, list(first), "item", item_column)
+    item = find_id_column(source.path, list(first), item_column, "--item-column")
     # Else text that looks like a date would become one.
     texts = pa.schema({item: pa.string()}) if isinstance(first[item], str) else None
     try:

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what new and old items are: CSV, TSV, Parquet or JSON lines with ids and texts or "
         "vectors, or .npz with the arrays ids and vectors",
     )
+    fold.add_argument("--content-item", metavar="NAME", help="its column of ids; default: detected")
     fold.add_argument(
         "--events",
         type=int,
@@ -75,6 +76,8 @@ def _fold_in(parsed: argparse.Namespace) -> None:
         raise InputError("--replace goes with --live")
     if parsed.log is None and parsed.content is None:
         raise InputError("nothing to go by: give a LOG, or --content FILE, or both")
+    if parsed.content is None and parsed.content_item is not None:
+        raise InputError("--content-item goes with --content")
     check_log_options(parsed, "a LOG")
     if parsed.out is not None:
         _check_out(Path(parsed.out))
@@ -94,6 +97,7 @@ def _folded(recommender: Recommender, parsed: argparse.Namespace) -> FoldedItems
             recommender,
             log,
             content=parsed.content,
+            content_item=parsed.content_item,
             events=parsed.events,
             seed=parsed.seed,
             progress=progress,

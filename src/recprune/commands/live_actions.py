@@ -15,6 +15,7 @@ from recprune.recommender.recommender import Recommender
 from recprune.storage import read_npy
 from recprune.types import InputError, Int64Array, Json
 
+_SHOWN = 5  # external ids of what was removed
 _LARGEST = 2**63 - 1  # id, or number of an item
 
 _IDS_HELP = "external ids: an .npy file, or text with one in a line"
@@ -95,6 +96,11 @@ def _read_notes(path: str) -> list[Json | None]:
     return notes
 
 
+def _is_integer(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdecimal()
+
+
 def as_number(text: str, where: str) -> int:
     """Return the integer that a text stands for."""
     digits = text.removeprefix("-")
@@ -130,10 +136,11 @@ def _remove(parsed: argparse.Namespace) -> None:
         if external and parsed.ids:
             raise InputError("give numbers or --external, not both")
         integers = not external or live.snapshot().id_kind == "integers"
-        given: list[ExternalId] = [
-            as_number(text, "ID") if integers else text
-            for text in (parsed.external if external else parsed.ids)
-        ]
+        texts = parsed.external if external else parsed.ids
+        has_names = live.snapshot().id_kind != "none"
+        if not external and has_names and not all(map(_is_integer, texts)):
+            raise InputError(f"{' '.join(texts)}: expected numbers; external ids go to --external")
+        given: list[ExternalId] = [as_number(text, "ID") if integers else text for text in texts]
         if parsed.file:
             given += list(read_ids(parsed.file, integers=integers))
         if not given:
@@ -141,8 +148,11 @@ def _remove(parsed: argparse.Namespace) -> None:
         numbers = live.find(given) if external else np.array(given, np.int64)
         if external and (numbers < 0).any():
             raise InputError(f"{given[int((numbers < 0).argmax())]!r}: no such item is there")
+        before = live.snapshot()
         live.remove(numbers)
-        _say(live, {"removed": len(numbers)})
+        names = before.external_ids(numbers[:_SHOWN]) if has_names else []
+        shown = ", ".join(map(str, names)) + ", …" * (len(numbers) > _SHOWN)
+        _say(live, {"removed": f"{len(numbers)} ({shown})" if shown else len(numbers)})
 
 
 def _compact(parsed: argparse.Namespace) -> None:

@@ -135,7 +135,9 @@ def run(parsed: argparse.Namespace) -> None:
     if cold is not None:
         say(f"{len(cold):,} of them get their place from content")
     say(_form_of_items(holdout.log.num_items))
-    options = " --epochs-of EARLIER" if parsed.holdout == "none" else ""
+    options = ""
+    if parsed.holdout == "none":
+        options = " --epochs-of EARLIER --settings EARLIER/settings.json"
     say(f"saved to {parsed.out}; next: recprune train {parsed.out} --out MODEL{options}")
 
 

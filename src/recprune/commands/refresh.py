@@ -13,9 +13,9 @@ from pathlib import Path
 from recprune.commands.console import output, print_table, say, showing_progress
 from recprune.commands.log_options import add_log_arguments, read_log
 from recprune.commands.settings_options import add_budget_argument, single_values
-from recprune.data.content import Content, read_content
-from recprune.data.interactions import Interactions
+from recprune.data.content import read_content
 from recprune.evaluation.comparison import in_words
+from recprune.recommender.beginning import FROM_LIVE
 from recprune.recommender.refreshing import (
     DEFAULT_EPOCHS,
     DEFAULT_HELD_OUT,
@@ -85,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--content", metavar="FILE", help="what items are, as for recprune prepare: places new ones"
     )
+    parser.add_argument(
+        "--content-item", metavar="NAME", help="its column of ids; default: detected"
+    )
     parser.add_argument("--live", metavar="FOLDER", help="live index of the recommender")
     parser.add_argument(
         "--add-new",
@@ -123,7 +126,9 @@ def run(parsed: argparse.Namespace) -> None:
         raise InputError("--key-file goes with --reload")
     key = _read_key(parsed.key_file) if parsed.key_file else None
     log = read_log(parsed)
-    content = _read_content(parsed.content, log)
+    content = None
+    if parsed.content is not None:
+        content = read_content(parsed.content, log.item_ids, item_column=parsed.content_item)
     with showing_progress("refreshing") as progress:
         found = refresh(
             parsed.recommender,
@@ -159,13 +164,15 @@ def run(parsed: argparse.Namespace) -> None:
         f"the new recommender is in {where}"
         + (f", its live index in {parsed.live}" * bool(parsed.live))
     )
+    came = sum(found.new_items.values()) - found.new_items.get(FROM_LIVE, 0)
+    if parsed.live and came and not parsed.add_new:
+        say(
+            f"{came:,} new items of the log are known to the model, and stay out of {parsed.live}: "
+            "--add-new would have put them there; see docs/models.md#keeping-it-fresh"
+        )
     if parsed.reload:
         version = _reload(parsed.reload, key)
         say(f"{parsed.reload} has loaded it: version {version}")
-
-
-def _read_content(path: str | None, log: Interactions) -> Content | None:
-    return None if path is None else read_content(path, log.item_ids)
 
 
 def _say_epoch(report: EpochReport) -> None:

@@ -85,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report-only", action="store_true", help="make the report from the records that there are"
     )
     parser.add_argument(
-        "--records", metavar="FOLDER", help="of the figures as JSON; default OUT/records"
+        "--records",
+        metavar="FOLDER",
+        help="of the figures as JSON; default OUT/records, quick: OUT/quick-records",
     )
     parser.add_argument(
         "--report", metavar="FILE", help="Markdown to write; default OUT/results.md"
@@ -118,9 +120,9 @@ def run(parsed: argparse.Namespace) -> None:
     if not parsed.report_only:
         try:
             with showing_progress("reproduce") as progress:
-                setup = _setup(parsed, experiments, out, progress)
-                # A terminal shows what is going on; a file gets one line for each part.
+                # A terminal shows what is going on; a file gets one line for each model and part.
                 announce = no_progress if messages.is_terminal else say
+                setup = _setup(parsed, experiments, out, progress, announce)
                 done = run_experiments(experiments, setup, records, progress, announce)
         except (KeyboardInterrupt, InterruptedWorkError):
             raise InterruptedWorkError(
@@ -135,7 +137,7 @@ def run(parsed: argparse.Namespace) -> None:
     found = load_records(records)
     if missing := missing_records(records):
         say(f"not in the report, as they were never finished: {', '.join(missing)}")
-    write_report(found, markdown, html, markdown.parent / "pictures")
+    write_report(found, markdown, html, markdown.parent / "pictures", quick=parsed.quick)
     if parsed.readme:
         # What benchmarks.quality has measured stands beside.
         put_summary(Path(parsed.readme), [*found, *load_records(records / "quality")])
@@ -143,7 +145,11 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _setup(
-    parsed: argparse.Namespace, experiments: Sequence[Experiment], out: Path, progress: Progress
+    parsed: argparse.Namespace,
+    experiments: Sequence[Experiment],
+    out: Path,
+    progress: Progress,
+    announce: Progress,
 ) -> Setup:
     needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
     sources = _sources(parsed)
@@ -168,6 +174,7 @@ def _setup(
             memory_bytes=memory,
             changes=_QUICK if parsed.quick else {},
             progress=progress,
+            announce=announce,
         )
         for source in sources
     ]

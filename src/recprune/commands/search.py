@@ -14,7 +14,7 @@ from recprune.attributes.attributes import Attributes
 from recprune.attributes.diversity import Limit, search_at_most
 from recprune.commands.answer_options import add_filter_arguments, check_k, parse_boosts
 from recprune.commands.folded import folded
-from recprune.data.identifiers import ExternalId, RowNumbers
+from recprune.data.identifiers import ExternalId, RowNumbers, coerce_ids
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--boosts",
         type=parse_boosts,
         metavar="ITEM=NUMBER,...",
-        help="added to the scores of these item numbers, for every query",
+        help="added to the scores of these items, for every query: their numbers, or of vectors "
+        "the external ids",
     )
     parser.add_argument(
         "--attributes",
@@ -67,7 +68,7 @@ def run(parsed: argparse.Namespace) -> None:
     queries = np.atleast_2d(read_npy(parsed.queries))
     if parsed.rerank and not isinstance(index, VectorIndex):
         raise InputError(f"--rerank: {parsed.index} is no index of vectors")
-    boosts = [_boosts(parsed.boosts)] * len(queries) if parsed.boosts else None
+    boosts = [_boosts(parsed.boosts, index)] * len(queries) if parsed.boosts else None
     attributes = _attributes(parsed, index)
     allow = limit = None
     if attributes is not None and parsed.where is not None:
@@ -77,9 +78,17 @@ def run(parsed: argparse.Namespace) -> None:
     method = find_method(parsed.method)
     k = checked_k(parsed.k, index.num_items)
     if isinstance(index, VectorIndex):
-        if boosts is not None or limit is not None or parsed.method != "auto":
-            raise InputError("--boosts, --at-most and --method are not for an index of vectors")
-        top = index.search(queries, k, rerank=parsed.rerank, allow=allow, threads=parsed.threads)
+        if limit is not None:
+            raise InputError("--at-most is not for an index of vectors")
+        top = index.search(
+            queries,
+            k,
+            rerank=parsed.rerank,
+            method=method,
+            allow=allow,
+            boosts=boosts,
+            threads=parsed.threads,
+        )
     else:
         top = search_at_most(
             index,
@@ -154,8 +163,14 @@ def _attributes(parsed: argparse.Namespace, index: _Searched) -> Attributes | No
     return attributes
 
 
-def _boosts(given: tuple[list[str], list[float]]) -> Any:
+def _boosts(given: tuple[list[str], list[float]], index: _Searched) -> Any:
+    """Return the items that are boosted, by their numbers, and by how much."""
     items, values = given
+    if isinstance(index, VectorIndex) and not isinstance(index.item_ids, RowNumbers):
+        found = index.item_ids.find_all(coerce_ids(index.item_ids, items))
+        if (found < 0).any():
+            raise InputError(f"--boosts: {items[int((found < 0).argmax())]!r} is no item of it")
+        return found, values
     for item in items:
         if not (item.isascii() and item.isdecimal() and len(item) <= _MOST_DIGITS):
             raise InputError(f"--boosts: {item!r} is not an item number")

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -162,6 +163,7 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     max_seconds = 60.0 * parsed.max_minutes
     validated = len(prepared.validation) > 0
     show = EpochLines(settings, validated=validated, max_seconds=max_seconds)
+    begun = time.monotonic()
     with _events(parsed.tensorboard, validated) as write_events:
 
         def on_epoch(report: EpochReport) -> None:
@@ -185,6 +187,11 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
     if state.epoch == 0:
         _say("not a single epoch was run")
         return
+    if time.monotonic() - begun >= max_seconds:
+        _say(
+            f"time was up after {state.epoch} epochs, of {settings.training.max_epochs} at most: "
+            "the same command with --resume goes on"
+        )
     where = Path(parsed.out) / MODEL
     if len(prepared.validation):
         _say(f"best NDCG@10 on validation: {state.best_ndcg:.4f}; weights in {where}")

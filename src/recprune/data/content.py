@@ -25,7 +25,7 @@ with needs_extra("data"):
         Source,
         checked_column,
         delimited_head,
-        find_column,
+        find_id_column,
         find_sources,
         kind_of,
     )
@@ -72,7 +72,7 @@ def read_content(
     frame = read_frame(path)
     names = frame.columns
     where = Path(path)
-    item = find_column(where, names, "item", item_column)
+    item = find_id_column(where, names, item_column, "--content-item")
     others = [name for name in names if name != item]
     vector = vector_column
     if vector is None and not text_columns:

@@ -395,6 +395,24 @@ def find_column(path: Path, names: list[str], role: str, given: str | None) -> s
     return checked_column(path, names, chosen)
 
 
+def find_id_column(path: Path, names: list[str], given: str | None, option: str) -> str:
+    """Return which column of a table of items has their ids; `option` is what would say so.
+
+    Beside what logs call an item, that is `id`: in a log, this may be the event's.
+    """
+    if given is not None:
+        return checked_column(path, names, given)
+    plain = {_plain(name): name for name in reversed(names)}
+    usual = (*_USUAL_NAMES["item"], "id")
+    chosen = next((plain[name] for name in usual if name in plain), None)
+    if chosen is None:
+        raise InputError(
+            f"{path}: which column has the items' ids? None of {', '.join(names)} has a usual "
+            f"name, such as item_id or id; give it with {option} (item_column=…)"
+        )
+    return checked_column(path, names, chosen)
+
+
 def checked_column(path: Path, names: list[str], given: str) -> str:
     """Return the name of a column that must be there, once."""
     if given not in names:

@@ -43,6 +43,7 @@ class Outcome:
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
     """Return the experiments of these names, in the order of the report; all, if there are none."""
     known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    names = [name.lower() for name in names]
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -115,7 +116,9 @@ def _note_parts(records: Path, experiments: Sequence[Experiment], names: Sequenc
         temporary.write_text("".join(f"{name}\n" for name in (*others, *names)), encoding="utf-8")
 
 
-def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures: Path) -> None:
+def write_report(
+    records: Sequence[Record], markdown: Path, html: Path, pictures: Path, *, quick: bool = False
+) -> None:
     """Make the report, as Markdown with pictures and as one HTML file, from the records alone."""
     if not records:
         raise InputError("there are no records to report")
@@ -129,7 +132,9 @@ def write_report(records: Sequence[Record], markdown: Path, html: Path, pictures
         for experiment in EXPERIMENTS
         if (own := records_of(ordered, experiment.name))
     ]
-    sections.insert(0, introduction(ordered))  # made last: by now all records are known to be whole
+    sections.insert(
+        0, introduction(ordered, quick=quick)
+    )  # made last: by now all records are known to be whole
     sections.append(_machines(records))
     write_markdown(TITLE, sections, markdown, pictures)
     write_html(TITLE, sections, html)
@@ -143,8 +148,19 @@ def _section(experiment: Experiment, records: Sequence[Record]) -> Section:
             f"the records of {experiment.name} are not as this version writes them "
             f"({type(error).__name__}: {error}): remove them, and they are measured again"
         ) from None
-    mixed = _several_machines(records)
-    return replace(section, blocks=(*section.blocks, Text(mixed))) if mixed else section
+    notes = [note for note in (_several_machines(records), _sources(records)) if note]
+    return replace(section, blocks=(*section.blocks, *map(Text, notes)))
+
+
+def _sources(records: Sequence[Record]) -> str:
+    """Say with which sources a section was measured."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        found.setdefault(str(record.machine.get("commit")), []).append(record.part)
+    if len(found) == 1:
+        return f"Measured with the sources of {next(iter(found))}."
+    each = (f"{commit}: {', '.join(parts)}" for commit, parts in found.items())
+    return f"Measured with the sources of {'; '.join(each)}."
 
 
 def _several_machines(records: Sequence[Record]) -> str:

@@ -40,6 +40,7 @@ _MOST_USERS = 10_000  # that both models are judged by
 _VALIDATED_SHARE = 0.2  # of the users with new events, who say when training ends
 _LEAST_VALIDATED = 20
 _SECONDS = 1_000_000  # microseconds
+FROM_LIVE = "the live index"  # where new items have their codes from, in `Refreshed.new_items`
 _NOTE = "refresh.json"  # in the folder of a training: what it began with
 
 
@@ -100,7 +101,7 @@ class Beginning:
         among[known] = old.popularity[old_places[known]] > 0
         model, from_live, changed = _old_model_over(ids, old, old_places, settings, snapshot)
         asked = ~known & ~from_live
-        sources = {"the live index": int((~known & from_live).sum())}
+        sources = {FROM_LIVE: int((~known & from_live).sum())}
         cold = None
         scale = settings.training.cold_scale
         if content is not None:

@@ -244,6 +244,10 @@ def load_code_report(folder: str | Path) -> CodeReport | None:
 def load_model(folder: str | Path, prepared: Prepared) -> tuple[SequenceModel, Settings]:
     """Return the best model of a training on the given prepared log."""
     path = Path(folder) / MODEL
+    if not path.exists() and (Path(folder) / CHECKPOINT).exists():
+        raise StorageError(
+            f"{folder}: its training has no model yet: recprune train --resume goes on"
+        )
     tensors, metadata = load_tensors(path)
     try:
         settings = Settings.from_json(json.loads(metadata["settings"]))

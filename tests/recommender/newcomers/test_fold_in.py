@@ -103,6 +103,18 @@ def test_content_alone_gives_the_code_of_what_is_alike(walkers: Walkers, titles:
         assert (code != known).sum() <= 1  # the shares of sub-items have a say
 
 
+def test_the_column_of_ids_is_found_or_named(walkers: Walkers, titles: Path) -> None:
+    expected = fold_in(walkers.recommender, content=titles)
+    text = titles.read_text(encoding="utf-8")
+    for name, given in (("id", None), ("code_of_it", "code_of_it")):
+        titles.write_text(text.replace("item_id", name, 1), encoding="utf-8")
+        folded = fold_in(walkers.recommender, content=titles, content_item=given)
+        assert folded.item_ids == expected.item_ids
+        assert np.array_equal(folded.codes, expected.codes)
+    with pytest.raises(InputError, match="give it with --content-item"):
+        fold_in(walkers.recommender, content=titles)
+
+
 def test_who_took_it_outweighs_content(walkers: Walkers, titles: Path, tmp_path: Path) -> None:
     """The hat's title says place 31, ten takers say 60."""
     given = {"log": walkers.log({"new hat": 60}, takers=10), "content": titles}

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from recprune import Recommender
 from tests.support.serving import (
     CLI,
     HISTORY,
@@ -94,10 +95,13 @@ def test_a_bad_folder_leaves_the_old_one_serving(
 
 
 def test_a_bad_folder_is_not_served_in_the_first_place(saved: list[Path], tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    Recommender.load(saved[0]).make_live(live).close()
     for folder, message in (
         (damaged(saved[0], tmp_path, "truncated"), "index_codes.npy"),
         (tmp_path / "missing", "not a saved recommender or index: no such folder"),
         (tmp_path, "has no manifest.json: expected a folder made by `recprune export`"),
+        (live, "; it looks like a live index, which is named with --live"),
     ):
         done = subprocess.run(
             [*CLI, "serve", str(folder), "--port", "0"], capture_output=True, text=True

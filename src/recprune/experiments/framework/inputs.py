@@ -22,7 +22,7 @@ from recprune.preparation.prepared import Prepared, prepare
 from recprune.storage import MANIFEST, writing_file
 from recprune.training.checkpoint import CHECKPOINT, MODEL
 from recprune.training.loop import EpochReport, train
-from recprune.types import InputError, Progress, StorageError
+from recprune.types import InputError, Progress, StorageError, no_progress
 
 # The paper's three models, by the presets that train them.
 PAPER_MODELS = {"sasrecjpq": "sasrec", "gsasrecjpq": "gsasrec", "gbert4recjpq": "gbert4rec"}
@@ -71,6 +71,7 @@ def log_folder(
     memory_bytes: int,
     changes: Mapping[str, Any],
     progress: Progress,
+    announce: Progress = no_progress,
 ) -> LogFolder:
     """Return a log with its models; what is missing is made from the log.
 
@@ -96,6 +97,7 @@ def log_folder(
         if (target / MODEL).exists() and not (target / _UNFINISHED).exists():
             continue
         if may_train:
+            announce(f"training {source.name}, {target.name}")
             _train(prepared, settings, target, progress, f"{source.name}, {target.name}")
         elif target.name in PAPER_MODELS:
             raise InputError(f"{target}: there is no trained model, and --no-train was given")

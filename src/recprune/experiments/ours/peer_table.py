@@ -25,7 +25,7 @@ from recprune.experiments.peers import families
 from recprune.experiments.peers.peer import CodesAndVectors
 from recprune.experiments.report.document import Section
 from recprune.search.index import Index
-from recprune.types import Float32Array, Int64Array, Json, Progress, RecpruneError
+from recprune.types import CodeArray, Float32Array, Int64Array, Json, Progress, RecpruneError
 
 # Not `cells`, which `auto` takes where they pay, nor `default`, which is the peer torch_dense.
 _OWN = ("auto", "scan", "recjpqprune", "pqtopk")
@@ -121,8 +121,9 @@ def measure(
     contenders |= {peer.name: peer for peer in peers}
     embeddings = workload.sequence_embeddings
     exact = index.search(embeddings[:users], 10, method="pqtopk").ids
+    twins = same_codes(model.codes)
     with families.one_thread():
-        seconds, not_tried = _sweep(contenders, embeddings, exact[:_TRIED], progress)
+        seconds, not_tried = _sweep(contenders, embeddings, exact[:_TRIED], twins, progress)
         contenders = {name: contenders[name] for name in seconds}
         affordable = {name: max(_FEWEST, int(_SECONDS / each)) for name, each in seconds.items()}
         timed = interleaved(
@@ -147,7 +148,7 @@ def measure(
                     "build_seconds": contender.build_seconds,
                     "settings": contender.settings,
                     "users": asked,
-                    "recall": recall(ids, exact[:asked]),
+                    "recall": recall(by_codes(ids, twins), by_codes(exact[:asked], twins)),
                     "ndcg": workload.ndcg(ids),
                     "exact_ndcg": workload.ndcg(exact[:asked]),
                     **timed[name].summary(),
@@ -210,6 +211,7 @@ def _sweep(
     contenders: Mapping[str, _Contender],
     embeddings: Float32Array,
     exact: Int64Array,
+    twins: Int64Array,
     progress: Progress,
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Return about how long each search takes, and how many settings of a family need no trying.
@@ -229,9 +231,26 @@ def _sweep(
         if contender.exact:
             continue
         too_slow = _REFERENCE in seconds and seconds[name] > seconds[_REFERENCE]
-        if too_slow or recall(ids, exact) >= _ENOUGH:
+        if too_slow or recall(by_codes(ids, twins), by_codes(exact, twins)) >= _ENOUGH:
             not_tried[contender.family] = 0
     return seconds, {family: count for family, count in not_tried.items() if count}
+
+
+def same_codes(codes: CodeArray) -> Int64Array:
+    """Return a number for each item, which items with the same code have in common."""
+    _, numbers = np.unique(codes, axis=0, return_inverse=True)
+    return numbers.astype(np.int64)
+
+
+def by_codes(ids: Int64Array, twins: Int64Array) -> Int64Array:
+    """Return answers [queries, k] in which it makes no difference which of several twins is there.
+
+    Items with the same code have the same score, and everybody breaks such ties in their own way.
+    An item becomes its code and how many with that code come before it.
+    """
+    kinds = np.where(ids >= 0, twins[ids], -1)
+    before = np.tril(kinds[:, :, None] == kinds[:, None, :], -1).sum(2)
+    return np.where(ids >= 0, kinds * ids.shape[1] + before, -1)
 
 
 def _tried(search: Search, queries: Float32Array) -> tuple[float, Int64Array]:

@@ -57,7 +57,7 @@ def _speed(records: Sequence[Record]) -> list[tuple[str, str]]:
     )
     return [
         (
-            f"{auto / 1000:.2f} ms",
+            f"{auto:.0f} µs",
             f"for the exact top 10 of {record.figures['items']:,} items, one query on one core "
             f"({record.machine['cpu']}, {record.figures['instruction_set']}){beside}",
         )
@@ -90,8 +90,8 @@ def _peers(records: Sequence[Record]) -> list[tuple[str, str]]:
     return [
         (
             f"{best['p50_us'] / time_of_auto(entries):.0f} ×",
-            f"the time of ours takes the fastest approximate search that finds {_RECALL * 100:.0f} "
-            f"% of the same answers, {best['name']}, of {tried} that were tried "
+            f"as long takes the fastest approximate search that finds {_RECALL * 100:.0f} % of the "
+            f"same answers: {best['name']}, of {tried} settings of libraries that were tried "
             f"({record.figures['log']}, {record.figures['items']:,} items)",
         )
     ]

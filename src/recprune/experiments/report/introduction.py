@@ -19,7 +19,11 @@ _TERMS = (
     ("cells", "ours: items grouped by pairs of sub-items, groups that cannot matter left out"),
     ("scan", "ours: all items, but through a filter, so that few are scored"),
     ("recjpqprune", "Algorithm 1 of the paper, in native code"),
-    ("pqtopk", "every item scored from its sub-item scores, in native code"),
+    (
+        "pqtopk",
+        "every item in the order of ids, in native code: scored, or since commit db00cde filtered "
+        "first, and the few that are left scored (the column *scored* tells which)",
+    ),
     (
         "default",
         "Transformer Default: the product with a vector of every item, by NumPy, and exact scores "
@@ -32,6 +36,10 @@ _TERMS = (
     ("looked at", "items that went through a filter, scored or not; repeats count"),
     ("steps", "batches of sub-item ids (`recjpqprune`), or lists or cells (ours), visited"),
 )
+_QUICK = (
+    "**A quick run**: few queries, small models and catalogues, in whatever else the machine was "
+    "doing. It shows that everything works; no figure here is to be cited.",
+)
 _LOGS = {
     "gitlog": "who changed which file, in the histories of large open-source repositories",
     "tmall-like": "synthetic, with as many items as the paper's Tmall, and fewer users",
@@ -41,9 +49,11 @@ _LOGS = {
 }
 
 
-def introduction(records: Sequence[Record]) -> Section:
+def introduction(records: Sequence[Record], *, quick: bool = False) -> Section:
     """Return the first section: every sentence for which there are records."""
     found = (
+        *(_QUICK if quick else ()),
+        *_versions(records),
         *_speed(records_of(records, "rq1")),
         *_exactness(records_of(records, "rq1")),
         *_size(records_of(records, "scaling")),
@@ -76,6 +86,18 @@ def introduction(records: Sequence[Record]) -> Section:
         Table(("what words mean",), tuple((f"**{word}**: {what}",) for word, what in _TERMS)),
     ]
     return Section("In short", "in-short", tuple(blocks))
+
+
+def _versions(records: Sequence[Record]) -> list[str]:
+    """Say that several versions were measured, and which sections compare within one."""
+    commits = {str(record.machine.get("commit")) for record in records}
+    if len(commits) < 2:
+        return []
+    return [
+        f"Versions: this page joins measurements of {len(commits)} states of the sources, as not "
+        "all models can be trained for each; every section names its own. Later ones are faster, "
+        "`pqtopk` above all, so compare within a section and a machine."
+    ]
 
 
 def _speed(records: Sequence[Record]) -> list[str]:
@@ -217,5 +239,6 @@ def _logs(records: Sequence[Record]) -> str:
         and any("model" in record.figures for record in own)
     }
     unknown = ("a log that was given", "a trained model that was given as arrays")
-    each = [f"**{log}**: {_LOGS.get(log, unknown[log in given])}" for log in of_logs]
+    described = {log: what for log, what in _LOGS.items() if log not in given}
+    each = [f"**{log}**: {described.get(log, unknown[log in given])}" for log in of_logs]
     return f"The logs. {'; '.join(each)}." if each else "No log was used."

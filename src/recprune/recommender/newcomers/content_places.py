@@ -76,11 +76,15 @@ class ContentPlaces:
 
 
 def find_places(
-    recommender: Recommender, path: str | Path, ids: GrowingIds, progress: Progress = no_progress
+    recommender: Recommender,
+    path: str | Path,
+    ids: GrowingIds,
+    item_column: str | None = None,
+    progress: Progress = no_progress,
 ) -> ContentPlaces:
     """Read the content of items, and find what those are like that the recommender lacks."""
     progress(f"reading {Path(path).name}")
-    content = read_content(path, ids)
+    content = read_content(path, ids, item_column=item_column)
     num_known = len(recommender.item_ids)
     trained = np.zeros(len(ids), np.bool_)
     trained[:num_known] = recommender.popularity > 0

@@ -54,6 +54,7 @@ def fold_in(
     *,
     items: Sequence[ExternalId] | None = None,
     content: str | Path | None = None,
+    content_item: str | None = None,
     events: int = DEFAULT_EVENTS,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -63,8 +64,9 @@ def fold_in(
     A code is such that the item would have been recommended to those who took it, in the first
     `events` of a `log`, and not to everybody; what is drawn at random from the log says who else
     there is. `content` is a file with texts or vectors of new and old items alike, as
-    `read_content` reads it: new ones then begin between the old ones that they are like, and
-    need no event. `items` are those to be folded in; by default all of the log and the file.
+    `read_content` reads it, with their ids in the column `content_item`: new ones then begin
+    between the old ones that they are like, and need no event. `items` are those to be folded in;
+    by default all of the log and the file.
     """
     if isinstance(events, bool) or not isinstance(events, int) or events < 1:
         raise InputError(f"events is {events!r}, expected a positive number of each item")
@@ -77,7 +79,7 @@ def fold_in(
         numbers = ids.find_all(coerce_ids(ids, log.item_ids.take(range(log.num_items))))
     places = None
     if content is not None:
-        places = find_places(recommender, content, ids, progress)
+        places = find_places(recommender, content, ids, content_item, progress)
     wanted = np.arange(num_known, len(ids))
     if items is not None:
         wanted = np.unique(ids.find_all(coerce_ids(ids, items)))

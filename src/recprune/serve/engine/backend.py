@@ -19,7 +19,7 @@ from recprune.shards.folder import KIND as SHARDED_INDEX
 from recprune.shards.folder import ShardLostError
 from recprune.shards.live_shards import ShardedSnapshot
 from recprune.shards.sharded_index import ShardedIndex
-from recprune.storage import MANIFEST, read_manifest
+from recprune.storage import MANIFEST, looks_like, read_manifest
 from recprune.types import Float32Array, InputError, StorageError
 from recprune.vectors.vector_index import KIND as VECTORS
 
@@ -34,7 +34,7 @@ def kind_and_version(folder: Path) -> tuple[str, str]:
     if folder.is_dir() and os.access(folder, os.X_OK) and not (folder / MANIFEST).exists():
         raise StorageError(
             f"{folder}: has no {MANIFEST}: expected a folder made by `recprune export` or "
-            "`recprune index build`"
+            f"`recprune index build`{looks_like(folder)}"
         )
     manifest = read_manifest(folder, "recommender or index")
     kind, version = manifest["kind"], str(manifest["sha256"])[:12]

@@ -6,6 +6,7 @@ may depend on, which takes longer than reading the body does. What it describes 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ with needs_extra("serve"):
     from pydantic import BaseModel, ValidationError
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+_LONGEST_NAME = 100  # characters of a field's name that others are held against
 Asked = TypeVar("Asked", bound=BaseModel)
 
 
@@ -59,5 +61,17 @@ def parsed(kind: type[Asked], content_type: bytes, body: bytes) -> Asked:
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         # A place begins with the part of the request, as FastAPI has it.
-        placed = [{**one, "loc": ("body", *one["loc"])} for one in found]
+        placed = [
+            {**one, "loc": ("body", *one["loc"]), "msg": _message(one, kind)} for one in found
+        ]
         raise RequestValidationError(placed) from None
+
+
+def _message(error: Any, kind: type[BaseModel]) -> str:
+    """Say what is wrong as the rest of the service does."""
+    if error["type"] != "extra_forbidden":
+        return str(error["msg"]).removeprefix("Value error, ")
+    *parents, name = error["loc"]
+    fields = [] if parents else [*kind.model_fields]
+    close = difflib.get_close_matches(str(name)[:_LONGEST_NAME], fields, 1)
+    return "no such field" + (f", did you mean {close[0]}?" if close else "")
