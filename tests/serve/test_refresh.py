@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from recprune import Recommender
+from recprune import LiveIndex, Recommender
 from recprune.serve.keys import add_key
 from tests.support.serving import (
     CLI,
@@ -64,6 +64,24 @@ def served(tmp_path: Path) -> tuple[Path, Path, Path]:
     recommender = save_recommender(tmp_path / "recommender")
     recommender.make_live(tmp_path / "catalogue").close()
     return tmp_path / "recommender", tmp_path / "catalogue", write_log(tmp_path)
+
+
+def test_what_stays_out_of_the_catalogue_is_told_and_can_be_put(
+    served: tuple[Path, Path, Path],
+) -> None:
+    folder, catalogue, log = served
+    words = ("--live", catalogue, "--epochs", 1, "--margin", 0.99, "--min-interactions", 1)
+    done = run_refresh(folder, log, *words)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "though the model knows them: 1; --add-new would have put them there" in said
+    # By the code that the model has for it.
+    recommender = Recommender.load(folder)
+    with LiveIndex.open(catalogue) as live:
+        assert live.find([NEW]).tolist() == [-1]
+        live.put([NEW], recommender.index.item_codes()[recommender.item_ids.find_all([NEW])])
+        best = recommender.with_live(live).recommend([HISTORY], k=500, exclude_seen=False)
+        assert NEW in best.items[0]
 
 
 def test_a_service_under_load_takes_it_over(

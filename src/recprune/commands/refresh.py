@@ -167,8 +167,8 @@ def run(parsed: argparse.Namespace) -> None:
     came = sum(found.new_items.values()) - found.new_items.get(FROM_LIVE, 0)
     if parsed.live and came and not parsed.add_new:
         say(
-            f"{came:,} new items of the log are known to the model, and stay out of {parsed.live}: "
-            "--add-new would have put them there; see docs/models.md#keeping-it-fresh"
+            f"new items of the log that stay out of {parsed.live}, though the model knows them: "
+            f"{came:,}; --add-new would have put them there, see docs/models.md#keeping-it-fresh"
         )
     if parsed.reload:
         version = _reload(parsed.reload, key)
