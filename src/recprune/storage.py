@@ -182,8 +182,10 @@ def saved_kind(folder: str | Path) -> str | None:
 
 def looks_like(folder: Path) -> str:
     """Say what a folder without a manifest may be, to follow a message; nothing if none knows."""
-    found = (what for name, what in _TELLTALES.items() if (folder / name).exists())
-    return f"; it looks like {next(found, '')}".removesuffix("; it looks like ")
+    for name, what in _TELLTALES.items():
+        if (folder / name).exists():
+            return f"; it looks like {what}"
+    return ""
 
 
 def read_manifest(folder: str | Path, kind: str = "folder") -> Json:

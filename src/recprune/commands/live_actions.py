@@ -103,8 +103,7 @@ def _is_integer(text: str) -> bool:
 
 def as_number(text: str, where: str) -> int:
     """Return the integer that a text stands for."""
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS):
+    if not _is_integer(text) or len(text.removeprefix("-")) > MOST_DIGITS:
         raise InputError(f"{where}: {text!r} is not an integer")
     number = int(text)
     if abs(number) > _LARGEST:
