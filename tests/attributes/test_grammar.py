@@ -88,7 +88,7 @@ def test_every_form(text: str, expected: object) -> None:
         ("a is 5", 5, "expected null, found '5'"),
         ("a = null", 4, "nothing equals null: say is null, or is not null"),
         ("a in (1, null)", 9, "nothing equals null"),
-        ("a = b", 4, "expected a value, found 'b'"),
+        ("a = b", 4, "expected a value (a text stands in quotes), found 'b'"),
         ("'x'", 3, "expected in, found the end"),
         ("'x' in 'y'", 7, "expected the name of a column, found \"'y'\""),
         ("a = 'x", 4, "a text that begins with ' and does not end"),

@@ -229,6 +229,31 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         assert found.column("items").to_pylist() == expected.items
 
 
+def test_names_stand_beside_the_items(work: Work, tmp_path: Path) -> None:
+    names, out, histories = (tmp_path / name for name in ("names.csv", "out", "in.parquet"))
+    write_histories(histories, 0, [["a"], None])
+    known = [str(item) for item in work.recommender.item_ids.take(range(3, 30))]
+    names.write_text("item_id,name\n" + "".join(f'{item},"The  {item}"\n' for item in known))
+    command = [*CLI, "batch", str(work.saved), "--histories", str(histories), "--out", str(out)]
+    done = run([*command, "--names", str(names), "-k", "20"])
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(out / "part-00000.parquet").to_pylist()
+    for row in rows:
+        assert row["names"] == [f"The {item}" if item in known else None for item in row["items"]]
+    assert {None} < {name for row in rows for name in row["names"]}
+    # They are part of what the output is made of.
+    names.write_text("item_id,name\nnobody,Someone\n")
+    again = run([*command, "--names", str(names), "-k", "20"])
+    assert again.returncode == 2
+    assert "with different names: give" in again.stderr
+    other = run([*command[:-1], str(tmp_path / "other"), "--names", str(names)])
+    assert other.returncode == 0, other.stderr
+    assert "names no item of the recommender" in other.stderr
+    missing = run([*command, "--names", str(tmp_path / "none.csv")])
+    assert missing.returncode == 2
+    assert "none.csv: cannot be read: No such file" in missing.stderr
+
+
 def test_without_users_there_is_a_manifest_alone(work: Work, tmp_path: Path) -> None:
     write_histories(tmp_path / "in.parquet", 0, [])
     words = [work.saved, "--histories", tmp_path / "in.parquet", "--out", tmp_path / "out"]
@@ -606,6 +631,12 @@ def test_what_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
     write_histories(path, 0, [["b"]] * 10)
     with pytest.raises(InputError, match="was changed after the plan was made"):
         writer.write(0)
+    names = tmp_path / "names.csv"
+    names.write_text("item_id,name\na,Apple\n")
+    plan = make_plan(tmp_path / "recommender", path, names=names)
+    names.write_text("item_id,name\na,Pear\n")
+    with pytest.raises(InputError, match=r"names.csv: was changed after the plan was made"):
+        PartWriter(plan, tmp_path)
     save_recommender(tmp_path / "recommender", seed=9)
     with pytest.raises(StorageError, match="another recommender than the plan"):
         PartWriter(plan, tmp_path)

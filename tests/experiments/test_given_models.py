@@ -49,6 +49,19 @@ def test_ndcg_is_that_of_the_given_targets(tmp_path: Path) -> None:
     assert workload.ndcg(found.ids) == pytest.approx(1 / np.log2(3))
 
 
+def test_a_part_has_what_its_users_took_and_the_codes_of_the_whole(tmp_path: Path) -> None:
+    whole = Workload.from_files("mine", write_model(tmp_path / "model", targets=True))
+    part = whole.in_small(100, 20)
+    assert part.codes.shape == (100, 8)
+    assert (part.codes[part.targets] == whole.codes[whole.targets[:20]]).all()
+    rows = {bytes(row) for row in whole.codes}
+    assert {bytes(row) for row in part.codes} <= rows
+    assert (part.sequence_embeddings == whole.sequence_embeddings[:20]).all()
+    assert (whole.in_small(ITEMS + 1, USERS + 1).codes == whole.codes).all()
+    unknown = Workload.from_files("mine", write_model(tmp_path / "other", targets=False))
+    assert unknown.in_small(100, 20).codes.shape == (100, 8)
+
+
 @pytest.mark.parametrize("targets", [False, True])
 def test_experiments_with_searches_run_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], targets: bool

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def test_three_trials_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixtu
     shown = capsys.readouterr()
     assert "The best of 3 trials, by NDCG@10 of the validation users" in shown.out
     assert shown.err.count("complete, NDCG@10 0.") == 3
+    assert re.search(r"trial 0 begins: width (8|16), dropout 0\.2\n", shown.err)  # the preset's
     rows = table_of(out)
     assert len(rows) == 3
     figures = [float(row["NDCG@10"]) for row in rows]
@@ -178,6 +180,8 @@ def test_ctrl_c_and_on(tmp_path: Path) -> None:
     )
     assert resumed.returncode == 0, resumed.stderr
     assert len(epochs.read_text().splitlines()) == done + 1
+    assert "time was up after 0 of" in resumed.stderr
+    assert "The only trial, by NDCG@10" in resumed.stdout
 
 
 def test_nothing_is_tried_twice(tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ def _claim(folder: Path, plan: BatchPlan) -> None:
     if found == wanted:
         return
     found = found if isinstance(found, dict) else {}
-    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    differing = [name for name in wanted | found if found.get(name) != wanted.get(name)]
     raise StorageError(
-        f"{folder}: belongs to another run, with different {', '.join(differing) or 'entries'}: "
+        f"{folder}: belongs to another run, with different {', '.join(differing)}: "
         "give an empty folder, or what that run was given"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
@@ -94,6 +94,9 @@ class PartWriter:
         self._stack = ExitStack()  # for as long as the process lives
         self._asked = self._stack.enter_context(plan.opened())
         self._reader = _Reader(plan)
+        self._names: dict[ExternalId, str] | None = None
+        if plan.names is not None:
+            self._names = plan.names.read(self._asked.recommender.item_ids)
 
     def write(self, part: int) -> PartReport:
         """Answer all rows of a part and put its file in place."""
@@ -137,7 +140,7 @@ class PartWriter:
         for stage, names in _STAGES.items():
             seconds[stage] += sum(found.milliseconds.get(name, 0.0) for name in names) / 1000.0
         integers = isinstance(recommender.item_ids, IntegerIds)
-        return _as_rows(rows.column(settings.user_column), found, integers)
+        return _as_rows(rows.column(settings.user_column), found, integers, self._names)
 
     def _times(
         self, rows: pa.RecordBatch, histories: list[list[ExternalId]]
@@ -157,7 +160,12 @@ class PartWriter:
         return times
 
 
-def _as_rows(users: pa.Array, found: Recommendations, integers: bool) -> pa.RecordBatch:
+def _as_rows(
+    users: pa.Array,
+    found: Recommendations,
+    integers: bool,
+    names: Mapping[ExternalId, str] | None,
+) -> pa.RecordBatch:
     import pyarrow as pa
 
     # An answer by popularity is exact: no search has left anything out.
@@ -175,6 +183,9 @@ def _as_rows(users: pa.Array, found: Recommendations, integers: bool) -> pa.Reco
         "by_popularity": pa.array(found.by_popularity),
         "unknown": pa.array([len(unknown) for unknown in found.unknown], pa.int64()),
     }
+    if names is not None:  # null where the file has none
+        called = [[names.get(item) for item in items] for items in found.items]
+        columns["names"] = pa.array(called, pa.list_(pa.string()))
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 

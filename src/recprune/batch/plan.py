@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recprune.batch.frozen_catalogue import AskedAt, FrozenCatalogue
+from recprune.batch.names_file import NamesFile
 from recprune.data.identifiers import IntegerIds
 from recprune.recommender.recommender import Recommender
 from recprune.recommender.saving import KIND
@@ -98,6 +99,7 @@ class BatchPlan:
     settings: BatchSettings
     catalogue: FrozenCatalogue | None = None  # None: the items of the training
     times_column: str | None = None  # None: nothing says when the items of histories were
+    names: NamesFile | None = None  # of the items, which then stand in the output
 
     @cached_property
     def _row_groups(self) -> list[tuple[InputFile, int]]:
@@ -152,6 +154,8 @@ class BatchPlan:
             planned["catalogue"] = self.catalogue.to_json()
         if self.times_column is not None:
             planned["times"] = self.times_column
+        if self.names is not None:
+            planned["names"] = self.names.sha256
         return planned
 
     @contextmanager
@@ -175,11 +179,12 @@ def make_plan(
     progress: Progress = no_progress,
     *,
     catalogue: FrozenCatalogue | None = None,
+    names: str | Path | None = None,
 ) -> BatchPlan:
     """Look at the recommender and at the metadata of the histories, and divide the work.
 
     `progress` is called with files that are not read. With a `catalogue`, the items that were there
-    when it was frozen are recommended.
+    when it was frozen are recommended. `names` is a file of what items are called.
     """
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
@@ -192,6 +197,9 @@ def make_plan(
         asked.recommender.recommend(
             [], 1, where=settings.where, at_most=settings.at_most, index=asked.snapshot
         )
+    named = None if names is None else NamesFile.at(names)
+    if named is not None and (loaded.item_ids.find_all([*named.read(loaded.item_ids)]) < 0).all():
+        progress(f"{names}: names no item of the recommender")
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None
@@ -220,6 +228,7 @@ def make_plan(
         settings,
         catalogue,
         None if without_times else settings.times_column,
+        named,
     )
 
 

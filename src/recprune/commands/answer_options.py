@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
-from recprune.data.identifiers import ExternalId, ExternalIds, coerce_ids
-from recprune.data.titles import read_titles
 from recprune.types import InputError
 
 
@@ -54,16 +51,8 @@ def add_where_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_names_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--names", metavar="FILE", help="CSV or Parquet with item_id and name: shown with the ids"
+        "--names", metavar="FILE", help="CSV or Parquet with item_id and name: given beside the ids"
     )
-
-
-def read_names(item_ids: ExternalIds, path: str) -> dict[ExternalId, str]:
-    """Return the names that a file has, by ids in the type of the catalogue's."""
-    rows = list(read_titles(Path(path)))
-    ids = coerce_ids(item_ids, [item for item, _ in rows])
-    titles = (" ".join(title.split()) for _, title in rows)
-    return {item: title for item, title in zip(ids, titles, strict=True) if title}
 
 
 def add_live_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from recprune.batch.plan import BatchPlan, BatchSettings, make_plan
 from recprune.commands.answer_options import (
     add_filter_arguments,
     add_live_arguments,
+    add_names_argument,
     add_seen_arguments,
     check_live,
 )
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seen_arguments(parser)
     add_filter_arguments(parser)
     add_live_arguments(parser)
+    add_names_argument(parser)
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each CPU")
     parser.add_argument(
         "--address",
@@ -98,6 +100,7 @@ def _answer(parsed: argparse.Namespace, catalogue: FrozenCatalogue | None) -> No
         ),
         say,
         catalogue=catalogue,
+        names=parsed.names,
     )
 
     def write_parts(plan: BatchPlan, out: str | Path, parts: Sequence[int]) -> Iterator[PartReport]:

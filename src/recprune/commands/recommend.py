@@ -19,10 +19,10 @@ from recprune.commands.answer_options import (
     check_k,
     check_live,
     parse_boosts,
-    read_names,
 )
 from recprune.commands.log_options import add_reading_arguments, check_log_options, read_log
 from recprune.data.identifiers import ExternalId, coerce_ids
+from recprune.data.titles import names_by_id
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommendations, Recommender
@@ -101,7 +101,7 @@ def _recommend(
 ) -> None:
     """Answer what was asked: of a catalogue that changes, as it is at one moment."""
     if parsed.names is not None:  # once, however many histories there are
-        parsed.names = read_names(recommender.item_ids, parsed.names)
+        parsed.names = names_by_id(recommender.item_ids, Path(parsed.names))
     if parsed.user is not None:
         history, parsed.times = _history_in_log(parsed)
         _answer(recommender, snapshot, [coerce_ids(recommender.item_ids, history)], parsed, None)

@@ -39,6 +39,7 @@ _QUICK = {
     "full_epochs": 1,
 }
 _QUICK_USERS, _USERS = 256, 2048  # that are encoded, of the test users
+_QUICK_ITEMS = 20_000  # of a model that is given
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FOLDER",
         help="a trained model as arrays: codes.npy (uint8 [n, M]), sub_item_embeddings.npy "
         "(float32 [M, B, d/M]), sequence_embeddings.npy (float32 [users, d]) and, if it is known "
-        "which items the users took next, targets.npy. All experiments with searches run on it",
+        "which items the users took next, targets.npy. All experiments with searches run on it; "
+        f"quick: on {_QUICK_ITEMS:,} of its items",
     )
     parser.add_argument(
         "--no-train",
@@ -154,6 +156,8 @@ def _setup(
     needs = frozenset[Need]().union(*(experiment.needs for experiment in experiments))
     sources = _sources(parsed)
     given = _given_workloads(parsed.workload, [source.name for source in sources])
+    if parsed.quick:
+        given = [workload.in_small(_QUICK_ITEMS, _QUICK_USERS) for workload in given]
     home = out / "quick" if parsed.quick else out
     if not needs:
         sources = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from recprune.attributes.attributes import Attributes
 from recprune.commands.answer_options import (
@@ -13,9 +14,9 @@ from recprune.commands.answer_options import (
     add_where_argument,
     check_k,
     check_live,
-    read_names,
 )
 from recprune.data.identifiers import ExternalId, coerce_ids
+from recprune.data.titles import names_by_id
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
 from recprune.recommender.recommender import Recommender
@@ -51,7 +52,7 @@ def run(parsed: argparse.Namespace) -> None:
 def _answer(
     recommender: Recommender, snapshot: LiveSnapshot | None, parsed: argparse.Namespace
 ) -> None:
-    names = {} if parsed.names is None else read_names(recommender.item_ids, parsed.names)
+    names = {} if parsed.names is None else names_by_id(recommender.item_ids, Path(parsed.names))
     most = len(recommender.item_ids) if snapshot is None else max(1, snapshot.num_present)
     found = recommender.similar(
         coerce_ids(recommender.item_ids, parsed.items),

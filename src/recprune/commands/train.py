@@ -208,6 +208,10 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
     _draw_curve(Path(parsed.out))
+    further = f"recprune evaluate {parsed.prepared} {parsed.out}"
+    if not _too_large_to_serve(prepared, settings):
+        further += f", then recprune export {parsed.prepared} {parsed.out} --out RECOMMENDER"
+    _say(f"next: {further}")
 
 
 def _events(
@@ -239,8 +243,13 @@ def _introduce(
         _say(f"codes are learnt: over {MAX_SUB_ITEMS:,} items, a full table could not be served")
     if not len(prepared.validation):
         _say("no validation users: the last weights will be kept")
-    if model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS:
+    if _too_large_to_serve(prepared, settings):
         _say(f"a full table of over {MAX_SUB_ITEMS:,} items: can be evaluated, but not exported")
+
+
+def _too_large_to_serve(prepared: Prepared, settings: Settings) -> bool:
+    """Whether a model has a vector of its own for more items than an index can hold so."""
+    return settings.model.embedding == "full" and prepared.num_items > MAX_SUB_ITEMS
 
 
 def _compared_with(training: TrainingSettings) -> str:

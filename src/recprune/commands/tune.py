@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recprune.commands.console import print_table, say, showing_progress
@@ -63,7 +64,11 @@ def run(parsed: argparse.Namespace) -> None:
     if not parsed.max_minutes > 0.0:
         raise InputError(f"--max-minutes is {parsed.max_minutes}, expected more than 0")
     prepared = Prepared.load(parsed.prepared)
+    begun = time.monotonic()
     with showing_progress("tuning") as progress:
+
+        def begin(trial: int, values: Mapping[str, Any]) -> None:
+            say(f"trial {trial} begins: {_values(values)}")
 
         def show(trial: int, report: EpochReport) -> None:
             progress(f"trial {trial}, epoch {report.epoch}, NDCG@10 {report.ndcg:.4f}")
@@ -77,8 +82,15 @@ def run(parsed: argparse.Namespace) -> None:
             max_seconds=60.0 * parsed.max_minutes,
             device=parsed.device,
             resume=parsed.resume,
+            on_begin=begin,
             on_trial=lambda report: say(_line(report)),
             on_epoch=show,
+        )
+    over = sum(report.state != "unfinished" for report in reports)
+    if over < parsed.trials and time.monotonic() - begun >= 60.0 * parsed.max_minutes:
+        say(
+            f"time was up after {over} of {parsed.trials} trials: "
+            "the same command with --resume goes on"
         )
     _conclude(parsed, reports, list(space))
 
@@ -104,8 +116,9 @@ def _conclude(
     if not reports or reports[0].ndcg is None:
         say(f"no trial got through an epoch; {parsed.out}/{TABLE} says why")
         return
+    which = f"The best of {len(reports)} trials" if len(reports) > 1 else "The only trial"
     print_table(
-        f"The best of {len(reports)} trials, by NDCG@10 of the validation users",
+        f"{which}, by NDCG@10 of the validation users",
         ("trial", "NDCG@10", "epoch", "state", *names),
         [
             (
@@ -126,11 +139,16 @@ def _conclude(
 
 
 def _line(report: TrialReport) -> str:
-    values = ", ".join(f"{name} {_shown(value)}" for name, value in report.values.items())
     ndcg = "" if report.ndcg is None else f", NDCG@10 {report.ndcg:.4f}"
     reason = f": {report.reason}" if report.reason else ""
     epochs = f"{report.epochs} epochs in {report.seconds:.0f} s"
-    return f"trial {report.number} {report.state}{ndcg}, {epochs} ({values}){reason}"
+    return (
+        f"trial {report.number} {report.state}{ndcg}, {epochs} ({_values(report.values)}){reason}"
+    )
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from recprune.data.identifiers import ExternalId
+from recprune.data.identifiers import ExternalId, FoundIds, coerce_ids
 from recprune.types import InputError, needs_extra
 
 
@@ -33,6 +33,14 @@ def read_titles(path: Path) -> Iterator[tuple[ExternalId, str]]:
     with reading(path):
         rows = _parquet_rows(path) if path.suffix == ".parquet" else _csv_rows(path)
         yield from rows
+
+
+def names_by_id(item_ids: FoundIds, path: Path) -> dict[ExternalId, str]:
+    """Return the names that a file has, by ids in the type of the catalogue's."""
+    rows = list(read_titles(path))
+    ids = coerce_ids(item_ids, [item for item, _ in rows])
+    titles = (" ".join(title.split()) for _, title in rows)
+    return {item: title for item, title in zip(ids, titles, strict=True) if title}
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[ExternalId, str]]:

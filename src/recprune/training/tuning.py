@@ -86,6 +86,7 @@ def tune(
     device: str = "auto",
     resume: bool = False,
     startup_trials: int = _STARTUP_TRIALS,
+    on_begin: Callable[[int, Mapping[str, Any]], None] = lambda *_: None,
     on_trial: Callable[[TrialReport], None] = lambda _: None,
     on_epoch: Callable[[int, EpochReport], None] = lambda *_: None,
 ) -> list[TrialReport]:
@@ -108,6 +109,7 @@ def tune(
             trial = tuning.next_trial()
             if trial is None:
                 break
+            on_begin(trial.number, trial.params)
             try:
                 tuning.run(trial, device, ends_at, on_epoch)
             except InterruptedWorkError as error:

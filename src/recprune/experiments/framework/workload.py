@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -84,6 +84,20 @@ class Workload:
         targets = self.targets[: len(ids)] if users is None else self.targets[users]
         ranked = RankedUsers.of_targets(ids[:, :10], targets)
         return float(user_values(ranked, ["NDCG@10"])["NDCG@10"].mean())
+
+    def in_small(self, num_items: int, num_users: int) -> Workload:
+        """Return the first users and so many items: what these users took, and others by chance."""
+        targets = self.targets[:num_users]
+        taken = np.unique(targets)
+        order = random_generator(0).permutation(len(self.codes))
+        others = order[~np.isin(order, taken)][: max(0, num_items - len(taken))]
+        kept = np.sort(np.concatenate([taken, others]))
+        return replace(
+            self,
+            codes=self.codes[kept],
+            sequence_embeddings=self.sequence_embeddings[:num_users],
+            targets=np.searchsorted(kept, targets).astype(np.int32),
+        )
 
     def save(self, folder: str | Path) -> None:
         settings = {"log": self.log, "model": self.model, "training": self.settings}
