@@ -43,6 +43,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Lead links from a guide to a file of the root to its page."""
+    for name, page in PAGES.items():
+        markdown = markdown.replace(f"](../../{name}", f"](../{page}")
+    return markdown
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from other files."""
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in PAGES.items()}

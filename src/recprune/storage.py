@@ -371,6 +371,12 @@ def _mapped(file: Any, size: int) -> NDArray[np.uint8]:
     return map_file(file.fileno(), size)
 
 
+def sha256_of(path: Path) -> str:
+    """Return the checksum of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
     path = folder / f"{name}.npy"
     # Little-endian on disk whatever the machine, so that a folder can be moved.
@@ -378,13 +384,11 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> Json:
     with path.open("wb") as file:
         np.save(file, stored, allow_pickle=False)
         _flush_to_disk(file.fileno())
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "dtype": stored.dtype.str,
         "shape": list(stored.shape),
         "bytes": path.stat().st_size,
-        "sha256": checksum,
+        "sha256": sha256_of(path),
     }
 
 

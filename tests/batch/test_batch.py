@@ -218,7 +218,9 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         users = pa.array([7, None, 7], pa.uint16())
         pq.write_table(pa.table({"who": users, "what": histories}), source)
         settings = BatchSettings(5, False, user_column="who", history_column="what")
-        plan = make_plan(tmp_path / "recommender", source, settings)
+        names = tmp_path / "names.csv"  # whose ids are text
+        names.write_text("item_id,name\n" + "".join(f"{item},No. {item}\n" for item in known))
+        plan = make_plan(tmp_path / "recommender", source, settings, names=names)
         PartWriter(plan, tmp_path).write(0)
         found = pq.read_table(tmp_path / "part-00000.parquet")
         assert found.column("user_id").type == pa.uint16()
@@ -227,6 +229,9 @@ def test_users_keep_their_type_and_integers_find_integers(tmp_path: Path) -> Non
         assert found.column("unknown").to_pylist() == [0, 0 if has_none else 3, 2]
         expected = recommender.recommend([known, [], [known[0]]], 5, exclude_seen=False)
         assert found.column("items").to_pylist() == expected.items
+        assert found.column("names").to_pylist() == [
+            [f"No. {item}" if item in known else None for item in items] for items in expected.items
+        ]
 
 
 def test_names_stand_beside_the_items(work: Work, tmp_path: Path) -> None:
@@ -243,15 +248,20 @@ def test_names_stand_beside_the_items(work: Work, tmp_path: Path) -> None:
     assert {None} < {name for row in rows for name in row["names"]}
     # They are part of what the output is made of.
     names.write_text("item_id,name\nnobody,Someone\n")
-    again = run([*command, "--names", str(names), "-k", "20"])
-    assert again.returncode == 2
-    assert "with different names: give" in again.stderr
+    for options in (["--names", str(names)], []):
+        again = run([*command, *options, "-k", "20"])
+        assert again.returncode == 2
+        assert "with different names: give" in again.stderr
     other = run([*command[:-1], str(tmp_path / "other"), "--names", str(names)])
     assert other.returncode == 0, other.stderr
-    assert "names no item of the recommender" in other.stderr
+    assert "names no item of the catalogue" in other.stderr
     missing = run([*command, "--names", str(tmp_path / "none.csv")])
     assert missing.returncode == 2
     assert "none.csv: cannot be read: No such file" in missing.stderr
+    os.mkfifo(tmp_path / "pipe")
+    pipe = run([*command, "--names", str(tmp_path / "pipe")])
+    assert pipe.returncode == 2
+    assert "pipe: is no plain file, and every worker reads the names" in pipe.stderr
 
 
 def test_without_users_there_is_a_manifest_alone(work: Work, tmp_path: Path) -> None:

@@ -62,6 +62,15 @@ def test_a_part_has_what_its_users_took_and_the_codes_of_the_whole(tmp_path: Pat
     assert unknown.in_small(100, 20).codes.shape == (100, 8)
 
 
+def test_a_quick_run_is_on_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recprune.commands.reproduce._QUICK_ITEMS", 500)
+    folder = write_model(tmp_path / "model", targets=True)
+    command = ["reproduce", "--out", str(tmp_path), "--workload", f"mine={folder}", "--only", "rq1"]
+    assert main([*command, "--quick"]) == 0
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert "**mine**, given model, 500 items" in text
+
+
 @pytest.mark.parametrize("targets", [False, True])
 def test_experiments_with_searches_run_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], targets: bool

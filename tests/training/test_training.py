@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -701,6 +701,21 @@ def test_a_training_without_time_for_an_epoch_says_so(
     arguments = ["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"), *SETTINGS]
     main([*arguments, "--max-minutes", "0"])
     assert f"weights in {tmp_path / 'out' / MODEL}" not in capsys.readouterr().err  # there are none
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_training_says_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tested: bool
+) -> None:
+    prepared, out = tmp_path / "prepared", tmp_path / "out"
+    log = cycle(20)
+    none = Targets(*(np.zeros(0, array.dtype) for array in astuple(log.test)))
+    (log if tested else replace(log, test=none)).save(prepared)
+    assert main(["train", str(prepared), "--out", str(out), *SETTINGS]) == 0
+    export = f"recprune export {prepared} {out} --out RECOMMENDER"
+    # Without test users there is nobody to evaluate on.
+    expected = f"recprune evaluate {prepared} {out}, then {export}" if tested else export
+    assert f"next: {expected}\n" in capsys.readouterr().err
 
 
 def test_a_training_that_ran_out_of_time_says_so(

@@ -181,7 +181,8 @@ def test_ctrl_c_and_on(tmp_path: Path) -> None:
     assert resumed.returncode == 0, resumed.stderr
     assert len(epochs.read_text().splitlines()) == done + 1
     assert "time was up after 0 of" in resumed.stderr
-    assert "The only trial, by NDCG@10" in resumed.stdout
+    assert f"trial 0 goes on after epoch {done}: dropout" in resumed.stderr
+    assert "The only trial, NDCG@10" in resumed.stdout
 
 
 def test_nothing_is_tried_twice(tmp_path: Path) -> None:

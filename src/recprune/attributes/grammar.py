@@ -333,8 +333,8 @@ class _Parser:
             raise ConditionError(token.place, "nothing equals null: say is null, or is not null")
         is_truth = token.kind == "keyword" and token.text in ("true", "false")
         if token.kind not in ("text", "number") and not is_truth:
-            in_quotes = f"{what} (a text stands in quotes)"
-            self._expected(in_quotes if token.kind == "word" else what)
+            hint = " (a text stands in quotes)" if token.kind == "word" else ""
+            self._expected(f"{what}{hint}")
         self._literals += 1
         if self._literals > _MOST_LITERALS:
             raise ConditionError(token.place, f"more than {_MOST_LITERALS} values")

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from recprune.attributes.attributes import KIND as ATTRIBUTES
 from recprune.attributes.attributes import Attributes
+from recprune.data.identifiers import FoundIds
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.recommender.recommender import Recommender
 from recprune.storage import read_manifest, writing_to
 from recprune.types import Json, StorageError
@@ -25,6 +27,13 @@ class AskedAt(NamedTuple):
 
     recommender: Recommender
     snapshot: LiveSnapshot | None
+
+    @property
+    def ids(self) -> FoundIds:
+        """The external ids of the items that can be in an answer."""
+        if self.snapshot is None:
+            return self.recommender.item_ids
+        return SnapshotIds(self.snapshot)
 
     @property
     def most(self) -> int:

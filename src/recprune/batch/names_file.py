@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from recprune.data.identifiers import ExternalId, FoundIds
-from recprune.data.titles import names_by_id, reading
+from recprune.data.titles import names_of, reading
+from recprune.storage import sha256_of
 from recprune.types import InputError
 
 
@@ -21,16 +21,16 @@ class NamesFile:
 
     @classmethod
     def at(cls, path: str | Path) -> NamesFile:
-        return cls(os.path.realpath(path), _sha256(Path(path)))
+        found = Path(os.path.realpath(path))
+        if found.exists() and not found.is_file():
+            raise InputError(f"{path}: is no plain file, and every worker reads the names")
+        with reading(Path(path)):
+            return cls(str(found), sha256_of(found))
 
     def read(self, item_ids: FoundIds) -> dict[ExternalId, str]:
-        """Return the names by ids in the type of the catalogue's."""
-        names = names_by_id(item_ids, Path(self.path))
-        if _sha256(Path(self.path)) != self.sha256:
-            raise InputError(f"{self.path}: was changed after the plan was made")
+        """Return the names of items of this catalogue."""
+        names = names_of(item_ids, Path(self.path))
+        with reading(Path(self.path)):
+            if sha256_of(Path(self.path)) != self.sha256:
+                raise InputError(f"{self.path}: was changed after the plan was made")
         return names
-
-
-def _sha256(path: Path) -> str:
-    with reading(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

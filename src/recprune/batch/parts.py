@@ -6,7 +6,6 @@ A row without a known item in its history gets the most popular ones, as from
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ import numpy as np
 from recprune.batch.plan import BatchPlan, Piece
 from recprune.data.identifiers import ExternalId, IntegerIds
 from recprune.recommender.recommender import Recommendations
-from recprune.storage import writing_file
+from recprune.storage import sha256_of, writing_file
 from recprune.types import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def finished_part(
     path = folder / part_name(part)
     rows = plan.rows_of(part)
     try:
-        digest = _sha256(path)
+        digest = sha256_of(path)
         if digest != expected_sha256:
             return None
         with pq.ParquetFile(path) as file:
@@ -96,7 +95,7 @@ class PartWriter:
         self._reader = _Reader(plan)
         self._names: dict[ExternalId, str] | None = None
         if plan.names is not None:
-            self._names = plan.names.read(self._asked.recommender.item_ids)
+            self._names = plan.names.read(self._asked.ids)
 
     def write(self, part: int) -> PartReport:
         """Answer all rows of a part and put its file in place."""
@@ -113,7 +112,7 @@ class PartWriter:
         try:
             with writing_file(path) as temporary:
                 pq.write_table(table, temporary)
-                digest, size = _sha256(temporary), temporary.stat().st_size
+                digest, size = sha256_of(temporary), temporary.stat().st_size
                 # Before the part itself is there: without a checksum it would be made again.
                 with writing_file(self._out / note_name(part)) as note:
                     note.write_text(json.dumps({"sha256": digest}), encoding="utf-8")
@@ -265,8 +264,3 @@ def _as_lists(histories: pa.Array) -> list[list[ExternalId]]:
         ]
     ends = list(accumulate(lengths))
     return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -189,17 +189,6 @@ def make_plan(
     settings = settings or BatchSettings()
     loaded = Recommender.load(recommender)
     checked_k(settings.k, loaded.index.num_items)
-    with ExitStack() as stack:
-        asked = AskedAt(loaded, None)
-        if catalogue is not None:
-            asked = stack.enter_context(catalogue.opened(loaded))
-        # Refuses what is wrong.
-        asked.recommender.recommend(
-            [], 1, where=settings.where, at_most=settings.at_most, index=asked.snapshot
-        )
-    named = None if names is None else NamesFile.at(names)
-    if named is not None and (loaded.item_ids.find_all([*named.read(loaded.item_ids)]) < 0).all():
-        progress(f"{names}: names no item of the recommender")
     paths = _parquet_files(Path(histories), progress)
     files = []
     first_type = None
@@ -221,6 +210,17 @@ def make_plan(
             f"{without_times[0]}: has no times in {settings.times_column!r}, as other files have: "
             "histories are with or without"
         )
+    named = None if names is None else NamesFile.at(names)
+    with ExitStack() as stack:
+        asked = AskedAt(loaded, None)
+        if catalogue is not None:
+            asked = stack.enter_context(catalogue.opened(loaded))
+        # Refuses what is wrong.
+        asked.recommender.recommend(
+            [], 1, where=settings.where, at_most=settings.at_most, index=asked.snapshot
+        )
+        if named is not None and not named.read(asked.ids):
+            progress(f"{names}: names no item of the catalogue")
     return BatchPlan(
         os.path.realpath(recommender),
         recommender_checksum(recommender),

@@ -51,7 +51,9 @@ def add_where_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_names_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--names", metavar="FILE", help="CSV or Parquet with item_id and name: given beside the ids"
+        "--names",
+        metavar="FILE",
+        help="CSV or Parquet with item_id and name, which stand beside the ids",
     )
 
 

@@ -166,6 +166,8 @@ def run(parsed: argparse.Namespace) -> None:
     )
     if parsed.metrics or parsed.cutoffs:
         print_metrics(evaluations, parsed.metrics or _COLUMNS[:2], shown_at)
+        if not parsed.json:
+            say("intervals, of the metrics that have them: --json FILE")
     if parsed.models or baselines:  # rankings from elsewhere are judged as they are
         output.print(_about_seen(parsed.exclude_seen, otherwise), markup=False, soft_wrap=True)
     print_repeats(evaluations, columns[:2])

@@ -22,9 +22,10 @@ from recprune.commands.answer_options import (
 )
 from recprune.commands.log_options import add_reading_arguments, check_log_options, read_log
 from recprune.data.identifiers import ExternalId, coerce_ids
-from recprune.data.titles import names_by_id
+from recprune.data.titles import names_of
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
@@ -101,7 +102,8 @@ def _recommend(
 ) -> None:
     """Answer what was asked: of a catalogue that changes, as it is at one moment."""
     if parsed.names is not None:  # once, however many histories there are
-        parsed.names = names_by_id(recommender.item_ids, Path(parsed.names))
+        ids = recommender.item_ids if snapshot is None else SnapshotIds(snapshot)
+        parsed.names = names_of(ids, Path(parsed.names))
     if parsed.user is not None:
         history, parsed.times = _history_in_log(parsed)
         _answer(recommender, snapshot, [coerce_ids(recommender.item_ids, history)], parsed, None)

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a trained model as arrays: codes.npy (uint8 [n, M]), sub_item_embeddings.npy "
         "(float32 [M, B, d/M]), sequence_embeddings.npy (float32 [users, d]) and, if it is known "
         "which items the users took next, targets.npy. All experiments with searches run on it; "
-        f"quick: on {_QUICK_ITEMS:,} of its items",
+        f"quick: on {_QUICK_ITEMS:,} of its items, with its first {_QUICK_USERS} users",
     )
     parser.add_argument(
         "--no-train",

@@ -16,9 +16,10 @@ from recprune.commands.answer_options import (
     check_live,
 )
 from recprune.data.identifiers import ExternalId, coerce_ids
-from recprune.data.titles import names_by_id
+from recprune.data.titles import names_of
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
+from recprune.live.snapshot_ids import SnapshotIds
 from recprune.recommender.recommender import Recommender
 from recprune.recommender.similar import SimilarItems
 from recprune.types import Json
@@ -52,7 +53,8 @@ def run(parsed: argparse.Namespace) -> None:
 def _answer(
     recommender: Recommender, snapshot: LiveSnapshot | None, parsed: argparse.Namespace
 ) -> None:
-    names = {} if parsed.names is None else names_by_id(recommender.item_ids, Path(parsed.names))
+    ids = recommender.item_ids if snapshot is None else SnapshotIds(snapshot)
+    names = {} if parsed.names is None else names_of(ids, Path(parsed.names))
     most = len(recommender.item_ids) if snapshot is None else max(1, snapshot.num_present)
     found = recommender.similar(
         coerce_ids(recommender.item_ids, parsed.items),

@@ -95,26 +95,22 @@ def _fits(widths: Sequence[int]) -> bool:
     return sum(widths) + 3 * len(widths) + 1 <= output.width  # blanks and lines between them
 
 
-_MEANS = "means of all users (their intervals: --json)"
 _COLUMNS_AT_ONCE = 5  # as many as stand in 80 characters beside the names of baselines
 
 
 def print_metrics(
     evaluations: Sequence[Evaluation], metrics: Sequence[str], cutoffs: Sequence[int]
 ) -> None:
-    """Print means alone: of one cutoff the metrics side by side, of several a table a metric.
-
-    Intervals would not fit beside each other: `--json` has them.
-    """
+    """Print means alone: of one cutoff the metrics side by side, of several a table a metric."""
     if len(cutoffs) == 1:
         for names in _parts(metrics):
             rows = mean_rows(evaluations, [f"{metric}@{cutoffs[0]}" for metric in names])
-            print_table(f"At {cutoffs[0]}, {_MEANS}", ("", *names), rows)
+            print_table(f"At {cutoffs[0]}, means of all users", ("", *names), rows)
         return
     for metric in metrics:
         for places in _parts(cutoffs):
             rows = mean_rows(evaluations, [f"{metric}@{cutoff}" for cutoff in places])
-            print_table(f"{metric} at, {_MEANS}", ("", *map(str, places)), rows)
+            print_table(f"{metric} at, means of all users", ("", *map(str, places)), rows)
 
 
 def _parts(names: Sequence[_Name]) -> list[Sequence[_Name]]:

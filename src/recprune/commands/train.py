@@ -208,10 +208,13 @@ def _train(parsed: argparse.Namespace, workers: Workers) -> None:
             f"{report.quantisation_error:.0%} of the variance; {state.seconds:.0f} s in all"
         )
     _draw_curve(Path(parsed.out))
-    further = f"recprune evaluate {parsed.prepared} {parsed.out}"
+    further = []
+    if len(prepared.test):
+        further.append(f"recprune evaluate {parsed.prepared} {parsed.out}")
     if not _too_large_to_serve(prepared, settings):
-        further += f", then recprune export {parsed.prepared} {parsed.out} --out RECOMMENDER"
-    _say(f"next: {further}")
+        further.append(f"recprune export {parsed.prepared} {parsed.out} --out RECOMMENDER")
+    if further:
+        _say(f"next: {', then '.join(further)}")
 
 
 def _events(

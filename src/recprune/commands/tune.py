@@ -67,8 +67,9 @@ def run(parsed: argparse.Namespace) -> None:
     begun = time.monotonic()
     with showing_progress("tuning") as progress:
 
-        def begin(trial: int, values: Mapping[str, Any]) -> None:
-            say(f"trial {trial} begins: {_values(values)}")
+        def begin(report: TrialReport) -> None:
+            how = f"goes on after epoch {report.epochs}" if report.epochs else "begins"
+            say(f"trial {report.number} {how}: {_values(report.values)}")
 
         def show(trial: int, report: EpochReport) -> None:
             progress(f"trial {trial}, epoch {report.epoch}, NDCG@10 {report.ndcg:.4f}")
@@ -116,9 +117,9 @@ def _conclude(
     if not reports or reports[0].ndcg is None:
         say(f"no trial got through an epoch; {parsed.out}/{TABLE} says why")
         return
-    which = f"The best of {len(reports)} trials" if len(reports) > 1 else "The only trial"
+    several = f"The best of {len(reports)} trials, by NDCG@10 of the validation users"
     print_table(
-        f"{which}, by NDCG@10 of the validation users",
+        several if len(reports) > 1 else "The only trial, NDCG@10 of the validation users",
         ("trial", "NDCG@10", "epoch", "state", *names),
         [
             (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from recprune.data.identifiers import ExternalId, FoundIds, coerce_ids
 from recprune.types import InputError, needs_extra
+
+_ROWS_AT_ONCE = 1 << 16  # a file may name many more items than a catalogue has
 
 
 class reading:  # noqa: N801 # reads like the verb that it is
@@ -35,12 +38,17 @@ def read_titles(path: Path) -> Iterator[tuple[ExternalId, str]]:
         yield from rows
 
 
-def names_by_id(item_ids: FoundIds, path: Path) -> dict[ExternalId, str]:
-    """Return the names that a file has, by ids in the type of the catalogue's."""
-    rows = list(read_titles(path))
-    ids = coerce_ids(item_ids, [item for item, _ in rows])
-    titles = (" ".join(title.split()) for _, title in rows)
-    return {item: title for item, title in zip(ids, titles, strict=True) if title}
+def names_of(item_ids: FoundIds, path: Path) -> dict[ExternalId, str]:
+    """Return the names that a file has of items of a catalogue; of several, the last counts."""
+    names: dict[ExternalId, str] = {}
+    rows = read_titles(path)
+    while some := list(islice(rows, _ROWS_AT_ONCE)):
+        ids = coerce_ids(item_ids, [item for item, _ in some])
+        known = (item_ids.find_all(ids) >= 0).tolist()
+        for item, (_, name), is_known in zip(ids, some, known, strict=True):
+            if is_known:
+                names[item] = " ".join(name.split())
+    return {item: name for item, name in names.items() if name}
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[ExternalId, str]]:

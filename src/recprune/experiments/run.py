@@ -85,7 +85,7 @@ def run_experiments(
         save_record(records, Record(experiment.name, part.name, part.settings, here, figures))
         minutes_done += part.minutes
         minutes_left -= part.minutes
-        to_go = (time.monotonic() - begun) / minutes_done * minutes_left / 60
+        to_go = max(0.0, (time.monotonic() - begun) / minutes_done * minutes_left / 60)
         announce(
             f"{experiment.name} {part.name}: {time.monotonic() - started:.0f} s, "
             f"{number} of {len(left)}, about {to_go:.0f} min to go"

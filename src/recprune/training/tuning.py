@@ -86,7 +86,7 @@ def tune(
     device: str = "auto",
     resume: bool = False,
     startup_trials: int = _STARTUP_TRIALS,
-    on_begin: Callable[[int, Mapping[str, Any]], None] = lambda *_: None,
+    on_begin: Callable[[TrialReport], None] = lambda _: None,
     on_trial: Callable[[TrialReport], None] = lambda _: None,
     on_epoch: Callable[[int, EpochReport], None] = lambda *_: None,
 ) -> list[TrialReport]:
@@ -109,7 +109,7 @@ def tune(
             trial = tuning.next_trial()
             if trial is None:
                 break
-            on_begin(trial.number, trial.params)
+            on_begin(tuning.begun(trial))
             try:
                 tuning.run(trial, device, ends_at, on_epoch)
             except InterruptedWorkError as error:
@@ -160,6 +160,12 @@ class _Tuning:
             self._study.tell(trial, state=TrialState.FAIL)  # would only repeat itself
         return None
 
+    def begun(self, trial: Trial) -> TrialReport:
+        """Return what there is of a trial so far: it may be one that was interrupted."""
+        if _PROGRESS not in trial.user_attrs:
+            trial.set_user_attr(_PROGRESS, {"epochs": 0})
+        return self.report(trial.number)
+
     def run(
         self,
         trial: Trial,
@@ -170,8 +176,7 @@ class _Tuning:
         """Train with the settings of a trial, or go on with that."""
         folder = self._trial_folder(trial.number)
         reported = set(self._study.trials[trial.number].intermediate_values)
-        progress = trial.user_attrs.get(_PROGRESS, {"epochs": 0})
-        trial.set_user_attr(_PROGRESS, progress)
+        progress = trial.user_attrs[_PROGRESS]
 
         def judge(report: EpochReport) -> None:
             progress.update(epochs=report.epoch, seconds=report.seconds)

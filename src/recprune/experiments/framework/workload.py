@@ -89,8 +89,9 @@ class Workload:
         """Return the first users and so many items: what these users took, and others by chance."""
         targets = self.targets[:num_users]
         taken = np.unique(targets)
-        order = random_generator(0).permutation(len(self.codes))
-        others = order[~np.isin(order, taken)][: max(0, num_items - len(taken))]
+        enough = min(len(self.codes), num_items + len(taken))
+        drawn = random_generator(0).choice(len(self.codes), enough, replace=False)
+        others = drawn[~np.isin(drawn, taken)][: max(0, num_items - len(taken))]
         kept = np.sort(np.concatenate([taken, others]))
         return replace(
             self,
