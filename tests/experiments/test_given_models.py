@@ -67,8 +67,8 @@ def test_a_quick_run_is_on_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = write_model(tmp_path / "model", targets=True)
     command = ["reproduce", "--out", str(tmp_path), "--workload", f"mine={folder}", "--only", "rq1"]
     assert main([*command, "--quick"]) == 0
-    text = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert "**mine**, given model, 500 items" in text
+    record = load_record(tmp_path / "quick-records" / "rq1.mine-given.json")
+    assert record.figures["items"] == 500
 
 
 @pytest.mark.parametrize("targets", [False, True])
