@@ -120,7 +120,7 @@ def _answer(parsed: argparse.Namespace, catalogue: FrozenCatalogue | None) -> No
             f"interrupted with {progress.parts} of {plan.num_parts} parts in {parsed.out}; "
             "the same command goes on"
         ) from None
-    say(progress.summary())
+    say(f"{parsed.out}: {progress.summary()}")
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class PeerTable:
         """Tables and two pictures for each log that was measured."""
         return section_of(
             self,
-            "One model of the first log, searched by libraries that people use for this: "
+            "One model, searched by libraries that people use for this: "
             "K = 10, one thread, one query at a time, all in one interleaved run. Approximate "
             "peers search item vectors put together from sub-item vectors, or RecJPQ's own "
             "codes. Recall@10 is the share of the exact top 10 that is found; NDCG@10 lost is "
