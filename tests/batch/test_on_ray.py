@@ -85,7 +85,8 @@ def test_a_killed_process_costs_nothing_and_only_the_sum_is_said(
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     assert contents(out) == work.expected
-    assert re.fullmatch(r"3,000 users, \d+ by popularity; .* users/s; time in .*\n", said)
+    sums = r"3,000 users, \d+ by popularity; .* users/s; time in .*\n"
+    assert re.fullmatch(re.escape(f"{out}: ") + sums, said)
 
 
 def test_a_lost_node_s_parts_are_made_by_the_others(
