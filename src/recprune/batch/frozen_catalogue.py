@@ -16,7 +16,7 @@ from recprune.data.identifiers import FoundIds
 from recprune.live.generation import is_live
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
-from recprune.live.snapshot_ids import SnapshotIds
+from recprune.live.snapshot_ids import ids_at
 from recprune.recommender.recommender import Recommender
 from recprune.storage import read_manifest, writing_to
 from recprune.types import Json, StorageError
@@ -31,9 +31,7 @@ class AskedAt(NamedTuple):
     @property
     def ids(self) -> FoundIds:
         """The external ids of the items that can be in an answer."""
-        if self.snapshot is None:
-            return self.recommender.item_ids
-        return SnapshotIds(self.snapshot)
+        return ids_at(self.recommender.item_ids, self.snapshot)
 
     @property
     def most(self) -> int:

@@ -25,7 +25,7 @@ from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.data.titles import names_of
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
-from recprune.live.snapshot_ids import SnapshotIds
+from recprune.live.snapshot_ids import ids_at
 from recprune.recommender.recommender import Recommendations, Recommender
 from recprune.search.methods import METHODS
 from recprune.types import InputError, Json
@@ -102,7 +102,7 @@ def _recommend(
 ) -> None:
     """Answer what was asked: of a catalogue that changes, as it is at one moment."""
     if parsed.names is not None:  # once, however many histories there are
-        ids = recommender.item_ids if snapshot is None else SnapshotIds(snapshot)
+        ids = ids_at(recommender.item_ids, snapshot)
         parsed.names = names_of(ids, Path(parsed.names))
     if parsed.user is not None:
         history, parsed.times = _history_in_log(parsed)

@@ -19,7 +19,7 @@ from recprune.data.identifiers import ExternalId, coerce_ids
 from recprune.data.titles import names_of
 from recprune.live.live_index import LiveIndex
 from recprune.live.snapshot import LiveSnapshot
-from recprune.live.snapshot_ids import SnapshotIds
+from recprune.live.snapshot_ids import ids_at
 from recprune.recommender.recommender import Recommender
 from recprune.recommender.similar import SimilarItems
 from recprune.types import Json
@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> None:
 def _answer(
     recommender: Recommender, snapshot: LiveSnapshot | None, parsed: argparse.Namespace
 ) -> None:
-    ids = recommender.item_ids if snapshot is None else SnapshotIds(snapshot)
+    ids = ids_at(recommender.item_ids, snapshot)
     names = {} if parsed.names is None else names_of(ids, Path(parsed.names))
     most = len(recommender.item_ids) if snapshot is None else max(1, snapshot.num_present)
     found = recommender.similar(

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from recprune.data.identifiers import ExternalId
+from recprune.data.identifiers import ExternalId, FoundIds
 from recprune.live.item_names import is_name
 from recprune.live.snapshot import LiveSnapshot
 from recprune.types import Int64Array
@@ -47,3 +47,8 @@ class SnapshotIds:
         """Return the external ids of items that are there."""
         names = self.snapshot.external_ids(list(numbers))
         return [name for name in names if name is not None]  # None is for −1, which no item has
+
+
+def ids_at(trained: FoundIds, snapshot: LiveSnapshot | None) -> FoundIds:
+    """Return the external ids of the items that can be in an answer: those of a moment, if any."""
+    return trained if snapshot is None else SnapshotIds(snapshot)

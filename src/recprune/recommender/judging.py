@@ -10,7 +10,7 @@ from recprune.data.identifiers import coerce_ids
 from recprune.data.interactions import Interactions, read_interactions
 from recprune.evaluation.evaluation import Evaluation, evaluate_by_counts
 from recprune.evaluation.metrics import RankedUsers
-from recprune.live.snapshot_ids import SnapshotIds
+from recprune.live.snapshot_ids import ids_at
 from recprune.recommender.recommender import Recommender
 from recprune.search.checks import checked_count
 from recprune.types import InputError, Int64Array, random_generator
@@ -42,7 +42,7 @@ def evaluate(
         log = read_interactions(log, min_interactions=2)
     chosen = _chosen_users(log, since, users, seed)
     snapshot = None if recommender.live is None else recommender.live.snapshot()
-    item_ids = recommender.item_ids if snapshot is None else SnapshotIds(snapshot)
+    item_ids = ids_at(recommender.item_ids, snapshot)
     num_items = len(item_ids)
     names = coerce_ids(recommender.item_ids, log.item_ids.take(range(log.num_items)))
     numbers = item_ids.find_all(names)
